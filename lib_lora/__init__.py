@@ -23,10 +23,12 @@ from .errors import (
     UnknownFormatError,
 )
 from .execution.hooks import install, uninstall
+from .files.components import EXACT as COMPONENTS
 from .files.components import is_denoiser
 from .files.file import AdapterFile, Glance, glance
 from .files.formats import base_model
 from .files.reading import Reading
+from .files.sources import component_files
 from .naming.blocks import BlockNames, BlockWeights, Element, Side
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
 from .stack import Entry, Stack
@@ -74,7 +76,8 @@ __all__ += ["RANK_BUCKETS", "Engine", "Entry", "Reading", "Stack", "install", "u
 __all__ += ["Amount", "BlockNames", "BlockWeights", "Curve", "Element", "Halves", "Multiplier", "PerImage", "Region"]
 __all__ += ["Shape", "Side", "Strength", "Unit", "Window", "is_off"]
 __all__ += ["Clock", "Moment", "Row", "Rows", "SchedulerClock"]
-__all__ += ["AdapterFile", "Glance", "Network", "base_model", "glance", "inspect_file", "is_denoiser"]
+__all__ += ["COMPONENTS", "AdapterFile", "Glance", "Network", "base_model", "component_files", "glance", "inspect_file"]
+__all__ += ["is_denoiser"]
 __all__ += ["load_network", "model_blocks", "model_family", "register", "unregister"]
 __all__ += ["ActivationReport", "Cause", "Family", "MemoryReport", "NetworkReport", "Uncalled", "Unused"]
 __all__ += ["ActivationError", "ArgumentError", "ComponentError", "LoraError", "MomentError", "RegionError"]

@@ -131,6 +131,8 @@ class NetworkReport(OneLine):
     """The model the file was made from, in its trainer's words."""
     seconds: float = 0.0
     """The time to open the file and find its layers; 0 where it was not measured."""
+    faults: tuple[str, ...] = ()
+    """One sentence for each part of a folder that is not used."""
 
     @property
     def name(self) -> str:
@@ -144,7 +146,11 @@ class NetworkReport(OneLine):
 
     @property
     def warning(self) -> str:
-        """Return why the file may not work: `doubt`, or else that layers are left out; empty if neither."""
+        """Return why the file may not work: its `faults`; `doubt`, or else that layers are left out; empty if none."""
+        return "; ".join(filter(None, [*self.faults, self._misfit]))
+
+    @property
+    def _misfit(self) -> str:
         left = self.layers - self.absent - self.hit
         if self.doubt or not self.hit or left <= 0:  # if no layer acts, the activation raises an error
             return self.doubt
@@ -187,7 +193,7 @@ class NetworkReport(OneLine):
             hit += f", in {self.noise} noise only"
         line = f"{self.name}: {hit} ({kinds}{rank}, {self.format}, {self.architecture or 'unknown architecture'})"
         unused = f"{_keys(len(self.unused))} unused: {self.why()}" if self.unused else ""
-        return "; ".join(filter(None, [line, self.doubt, *self.notes, unused]))
+        return "; ".join(filter(None, [line, *self.faults, self.doubt, *self.notes, unused]))
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""

@@ -150,9 +150,10 @@ class Library:
             raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or left out, not {model!r}")
         try:
             parts = self._session.host.components() if model else {}
-            network = lib_lora.load_network(file.path, parts) if parts else None
-            report = lib_lora.inspect_file(file.path) if network is None else network.report
-            zero = changes_nothing(AdapterFile.open(file.path) if network is None else network.file)
+            network = lib_lora.load_network(file.source, parts) if parts else None
+            report = lib_lora.inspect_file(file.source) if network is None else network.report
+            files = map(AdapterFile.open, file.files) if network is None else network.files
+            zero = all(map(changes_nothing, files))
         except LoraError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         return answer(request, records.Inspection({**report.to_json(), "changes_nothing": zero}))
@@ -277,7 +278,7 @@ def _training(file: CatalogFile) -> tuple[Training, list[str]]:
 
 def _scale_is_guess(file: CatalogFile) -> bool:
     with suppress(LoraError):  # `reason` says why
-        return "guess" in lib_lora.inspect_file(file.path).scales
+        return "guess" in lib_lora.inspect_file(file.source).scales
     return False
 
 

@@ -66,7 +66,7 @@ def entry_of(shared: Shared, images: int) -> Entry:
     """Return the stack entry of a LoRA, for a batch of this many images."""
     every = PerImage(tuple(shared[image].multiplier if image in shared else 0.0 for image in range(images)))
     wish = first(shared)
-    return Entry(wish.file.path, every, wish.rank, wish.alpha, wish.scale)
+    return Entry(wish.file.source, every, wish.rank, wish.alpha, wish.scale)
 
 
 def gather(images: Sequence[Sequence[Wish]], *, in_order: bool) -> list[Shared]:

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-from lib_lora import Entry, LoraError, Stack
+from lib_lora import Entry, LoraError, Stack, component_files
 
 from ..hosts import NotMadeError
 from ..library.walk import CatalogFile
@@ -139,7 +139,8 @@ def fits_model(catalog: Catalog, model: ServedModel, stack: Stack) -> bool:
     if model.family is None:
         return True
     for entry in stack:
-        found = catalog.all_found.get(Path(entry.path))
+        path = next(iter(component_files(entry.path).values()), Path(entry.path))
+        found = catalog.all_found.get(path)
         facts = None if found is None else catalog.row(found.file).facts
         family = None if facts is None else facts.structure.family
         if family is not None and family.differs(model.family, hints=True):
@@ -156,7 +157,7 @@ def parts_of(own: Sequence[Wish], tags: Mapping[Place, Tag], batch: Request, ima
     of = [tags[wish.place] for wish in own]
     limits = common_limits(of)
     strengths = [batch.multiplier(tag.alone, image) for tag in of]
-    found = [Entry(one.file.path, to, one.rank, one.alpha, one.scale) for one, to in zip(own, strengths, strict=True)]
+    found = [Entry(one.file.source, to, one.rank, one.alpha, one.scale) for one, to in zip(own, strengths, strict=True)]
     return found, limits
 
 

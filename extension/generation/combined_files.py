@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-from lib_lora import FileError
+from lib_lora import FileError, component_files
 
 from ..library.walk import READABLE
 from ..version import VERSION
@@ -54,7 +54,8 @@ class CombinedFiles:
             OSError: a file of the stack cannot be found.
         """
         loaded = [(name, self._loaded.setdefault(part, secrets.token_hex(8))) for name, part in model.items()]
-        sources = [_state(Path(one.path)) for one in stack]
+        files = [tuple(component_files(one.path).values()) or (Path(one.path),) for one in stack]
+        sources = [_state(path) for own in files for path in own]
         key = repr((VERSION, rule, loaded, sources, asdict(stack)))
         return folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}{READABLE}"
 

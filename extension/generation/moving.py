@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +23,10 @@ from ..library.moves import (
     Operation,
     in_trash,
     is_configured,
+    is_other_case,
+    leave,
     moved,
+    moved_folder,
     prune,
     taken,
     trash_time,
@@ -102,7 +106,7 @@ class Moving:
             OSError: nothing was moved.
         """
         to = self._folder(folder)
-        wanted = [(file, to, file.path.stem) for file in files if file.path.parent != to]
+        wanted = [(file, to, _stem(file)) for file in files if file.source.parent != to]
         return self._moved(files, wanted, number=number)
 
     def rename(self, file: CatalogFile, name: str) -> Done:
@@ -113,7 +117,7 @@ class Moving:
             OSError: nothing was moved.
         """
         stem = _new_stem(file, name)
-        return self._moved([file], [(file, file.path.parent, stem)] if stem != file.path.stem else [])
+        return self._moved([file], [(file, file.source.parent, stem)] if stem != _stem(file) else [])
 
     def rename_all(self, names: Mapping[CatalogFile, str]) -> Done:
         """Rename files, and the files beside them; a file that cannot have its new name stays.
@@ -129,8 +133,8 @@ class Moving:
             except SaveError as error:
                 refused.append(RefusedMove(file.path, str(error)))
                 continue
-            if stem != file.path.stem:
-                wanted.append((file, file.path.parent, stem))
+            if stem != _stem(file):
+                wanted.append((file, file.source.parent, stem))
         done = self._moved(list(names), wanted)
         return replace(done, refused=(*refused, *done.refused))
 
@@ -145,7 +149,10 @@ class Moving:
         moves = []
         for file in files:
             shared = set(near.sharing(file.path)) - chosen
-            moves.append(_of(file, trashed(file.path, () if shared else near.beside(file.path), tops, when)))
+            beside = [] if shared else near.beside(file.path)
+            if file.is_folder:
+                beside = [one for one, _ in moved_folder(file, file.source, "").pairs[1:]]
+            moves.append(_of(file, trashed(file.path, beside, tops, when)))
         return self._carried_out(moves, [])
 
     def undo(self, key: str) -> Done:
@@ -204,10 +211,12 @@ class Moving:
                 refused.append(RefusedMove(path, reason))
                 continue
             beside = [one for one in near.beside(path) if one not in sources]
-            move = _free(path, beside, folder, stem, places, number=number)
+            move = _free(file, beside, folder, stem, places, number=number)
             if move is None:
                 to = taken(moved(path, beside, folder, stem)) or folder / f"{stem}{path.suffix}"
                 reason = f"{path.name} stays: there is a file {to.name} already"
+                if file.is_folder:
+                    reason = f"{file.name} stays: there is a folder {stem} already"
                 refused.append(RefusedMove(path, reason, is_taken=True))
                 continue
             sources.update(one for one, _ in move.pairs)
@@ -241,9 +250,11 @@ class Moving:
                 logger.warning("remora: %s is not moved: %s", move.source, error)
                 stay[move.source] = error.strerror or str(error)
                 continue
-            prune(move.source.parent)
+            for source, _ in move.pairs:
+                prune(source.parent)
+            leave(move)
             catalog.index.move(move.source, move.target)
-        catalog.refresh({path.parent for move in operation.moves for path in move.pairs[0]})
+        catalog.refresh({path.parent for move in operation.moves for pair in move.pairs for path in pair})
         self._rename_kept(operation.names)
         return stay
 
@@ -291,7 +302,7 @@ def _new_stem(file: CatalogFile, name: str) -> str:
     Raises:
         SaveError: no file can have this name, or it has settings beside it that belong to its name.
     """
-    if is_configured(file.path):
+    if is_configured(file.path) and not file.is_folder:
         raise SaveError(
             f"{file.path.name} cannot be renamed: adapter_config.json beside it belongs to this name; rename its "
             "folder in a file manager"
@@ -301,15 +312,22 @@ def _new_stem(file: CatalogFile, name: str) -> str:
 
 def _of(file: CatalogFile, move: Move) -> Move:
     """Return a move that is for this file alone, not for another one that takes its place meanwhile."""
-    return replace(move, stamp=(file.size, file.mtime_ns))
+    return move if file.is_folder else replace(move, stamp=(file.size, file.mtime_ns))
+
+
+def _stem(file: CatalogFile) -> str:
+    """Return the name that a rename changes: of the file, without suffix, or of the folder of its components."""
+    return file.source.name if file.is_folder else file.path.stem
 
 
 def _free(
-    path: Path, beside: Sequence[Path], folder: Path, stem: str, places: Collection[str], *, number: bool
+    file: CatalogFile, beside: Sequence[Path], folder: Path, stem: str, places: Collection[str], *, number: bool
 ) -> Move | None:
     """Return the move to places that are free; with `number`, names with a number are tried, too."""
     for name in islice(numbered(stem, "-", max(_LONGEST, len(stem))), _NUMBERED_AT_MOST if number else 1):
-        move = moved(path, beside, folder, name)
+        if file.is_folder and os.path.lexists(folder / name) and not is_other_case(file.source, folder / name):
+            continue  # the LoRA would become one with another
+        move = moved_folder(file, folder, name) if file.is_folder else moved(file.path, beside, folder, name)
         if taken(move) is None and not any(str(to).casefold() in places for _, to in move.pairs):
             return move
     return None

@@ -217,7 +217,7 @@ def state_at(report: ActivationReport, index: int) -> State:
         return "failed"
     if index in report.idle:
         return "none"
-    whole = not entry.unused and entry.hit == entry.layers and not report.without_effect(index)
+    whole = not entry.unused and not entry.faults and entry.hit == entry.layers and not report.without_effect(index)
     return "applied" if whole else "partly"
 
 
@@ -241,7 +241,7 @@ def _why_not_whole(whole: ActivationReport, index: int) -> str:
     fit, keys = "fits" if report.hit == 1 else "fit", "key" if len(report.unused) == 1 else "keys"
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers {fit} this model"]
     unused = [f"{len(report.unused)} {keys} unused: {report.why()}"] if report.unused else []
-    return "; ".join([*none, *missed, *unused])
+    return "; ".join([*none, *report.faults, *missed, *unused])
 
 
 def merged(passes: Iterable[Sequence[TagOutcome]]) -> tuple[TagOutcome, ...]:

@@ -114,7 +114,9 @@ def folder_of(session: Session, wanted: str) -> Path:
         raise SaveError("there is no LoRA folder; make one first")
     if not wanted:
         return tops[0]
-    known = {file.folder: file.path.parent for file in reversed(session.catalog.every)}
+    known = {
+        file.folder: file.source if file.is_folder else file.path.parent for file in reversed(session.catalog.every)
+    }
     if wanted in known:
         return known[wanted]
     parts = wanted.split("/")

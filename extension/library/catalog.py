@@ -265,9 +265,9 @@ class Lookup:
     def _find_whole(self, name: str) -> CatalogFile:
         """Return the file that a name means, once no program writes into it."""
         file = self._find_now(name)
-        if not self._waits or is_settled(file.path):
+        if not self._waits or is_settled(file):
             return file
-        if not wait_until_settled(file.path):
+        if not wait_until_settled(file):
             raise CatalogError(name, "is being written by another program; use it when that is done")
         self._catalog.refresh()
         return self._find_now(name)

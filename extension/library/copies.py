@@ -209,6 +209,8 @@ class CopyFinder:
         row = self._files.index.get(file)
         if row is not None and row.sketch:
             return row.sketch
+        if file.is_folder:
+            return b""
         try:
             made = sketch(layers_of(file.path)).to_bytes()
         except LoraError:  # `progress.left_out` says why, once the copies are looked for
@@ -227,7 +229,8 @@ class CopyFinder:
 
     def _usable(self) -> list[Row]:
         rows = self._files.index.rows()
-        return [row for row in rows if row.facts is not None and not row.facts.problem]
+        known = [row for row in rows if row.facts is not None and not row.facts.problem]
+        return [row for row in known if not row.file.is_folder]  # a sketch is of one file
 
     def _unsketched(self) -> list[CatalogFile]:
         rows = [row for row in self._usable() if not _is_read(row) and row.file not in self._left_out]

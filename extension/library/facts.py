@@ -141,14 +141,17 @@ class FactsReader:
     def __init__(self) -> None:
         self._structures: dict[tuple[bytes, tuple[str, ...]], Structure] = {}
 
-    def read(self, path: Path) -> Facts:
-        """Read one header; an unusable file has the reason as its `problem`."""
+    def read(self, path: Path, source: Path | None = None) -> Facts:
+        """Read one header; an unusable file has the reason as its `problem`.
+
+        The source is the folder that the file is a component of, see `CatalogFile.source`.
+        """
         said: Mapping[str, str] = {}
         structure, problem, passing = Structure(), "", False
         try:
             glanced = glance(path)
             said = glanced.metadata if glanced is not None else AdapterFile.open(path).metadata
-            structure = self._structure(path, glanced)
+            structure = _inspect(source) if source not in (None, path) else self._structure(path, glanced)
         except LoraError as error:
             problem = error.reason if isinstance(error, FileError) else str(error)
             passing = isinstance(error.__cause__, OSError)

@@ -19,7 +19,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..store import Store, json_bytes, locked
+from lib_lora import COMPONENTS, is_denoiser
+
+from ..store import LOCK_FILE, Store, json_bytes, locked
 from .walk import PICKLES, READABLE, SIDECARS, TRASH, CatalogFile
 
 _JOURNAL = "moves.json"
@@ -204,9 +206,38 @@ def moved(path: Path, beside: Iterable[Path], folder: Path, stem: str) -> Move:
     return Move(tuple((one, folder / name) for one, name in names.items()))
 
 
+def moved_folder(file: CatalogFile, folder: Path, name: str) -> Move:
+    """Return the move of a LoRA that PEFT saved component by component to a folder, under a name.
+
+    All files in the folders of its components go with it, but other LoRA.
+    """
+    files = [file.path]
+    for own in file.files:
+        files += [one for one in sorted(own.parent.iterdir()) if one != file.path and _goes_along(one)]
+    return Move(tuple((one, folder / name / one.relative_to(file.source)) for one in files))
+
+
+def _goes_along(path: Path) -> bool:
+    """Tell whether a file in the folder of a component belongs to it."""
+    is_other = path.suffix.lower() in (READABLE, *PICKLES) and path.stem != _CONFIGURED[0]
+    return not is_other and path.name != LOCK_FILE and (path.is_symlink() or path.is_file())
+
+
+def leave(move: Move) -> None:
+    """Remove the folders that a LoRA of several components has left, as far as they are empty."""
+    if move.source.stem != _CONFIGURED[0] or move.source.parent.name not in COMPONENTS:
+        return
+    for folder in sorted({source.parent for source, _ in move.pairs}):
+        with suppress(OSError):  # there is something else in it, or another program has removed it
+            if {one.name for one in folder.iterdir()} <= {LOCK_FILE}:
+                (folder / LOCK_FILE).unlink(missing_ok=True)
+                folder.rmdir()
+                folder.parent.rmdir()
+
+
 def taken(move: Move) -> Path | None:
     """Return the first of its places that another file has, or None."""
-    return next((to for one, to in move.pairs if os.path.lexists(to) and not _is_other_case(one, to)), None)
+    return next((to for one, to in move.pairs if os.path.lexists(to) and not is_other_case(one, to)), None)
 
 
 # --- the trash folders ---
@@ -230,7 +261,7 @@ class Deleted:
         """
         for path, _ in reversed(self.restored.pairs):
             path.unlink(missing_ok=True)
-        prune(self.file.path.parent)
+            prune(path.parent)
 
 
 def trashed(path: Path, beside: Iterable[Path], tops: Collection[Path], when: str) -> Move:
@@ -245,8 +276,8 @@ def trashed(path: Path, beside: Iterable[Path], tops: Collection[Path], when: st
     top = path.parent
     while top not in tops and not top.is_symlink() and top.parent != top and _is_one_disk(top, top.parent):
         top = top.parent
-    folder = top / TRASH / when / path.parent.relative_to(top)
-    return Move(tuple((one, folder / f"{one.name}{DELETED}") for one in (path, *beside)))
+    folder = top / TRASH / when
+    return Move(tuple((one, folder / f"{one.relative_to(top)}{DELETED}") for one in (path, *beside)))
 
 
 def trash_time() -> str:
@@ -263,7 +294,7 @@ def in_trash(trashes: Sequence[Path]) -> Iterator[Deleted]:
         for folder in folders:
             with suppress(ValueError):  # a folder that Remora did not make
                 when = time.mktime(time.strptime(folder.name.rpartition(" ")[0], _TIME))
-                yield from _deleted_in(folder, trash.parent, when)
+                yield from _together(list(_deleted_in(folder, trash.parent, when)))
 
 
 def _deleted_in(folder: Path, top: Path, when: float) -> Iterator[Deleted]:
@@ -280,6 +311,27 @@ def _deleted_in(folder: Path, top: Path, when: float) -> Iterator[Deleted]:
             pairs = tuple((Path(root, one + DELETED), place / one) for one in (name, *beside))
             relative = (place / stem).relative_to(top).as_posix()
             yield Deleted(CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns), Move(pairs), when)
+
+
+def _together(deleted: Sequence[Deleted]) -> Iterator[Deleted]:
+    """Yield deleted LoRA, the files of one that PEFT saved component by component as one."""
+    parts: dict[Path, list[Deleted]] = {}
+    for one in deleted:
+        place = one.restored.target
+        is_part = replace(one.file, path=place).is_folder
+        parts.setdefault(place.parent.parent if is_part else place, []).append(one)
+    for own in parts.values():
+        own.sort(
+            key=lambda one: (one.restored.target.suffix != READABLE, not is_denoiser(one.restored.target.parent.name))
+        )
+        pairs = [pair for one in own for pair in one.restored.pairs]
+        for one in own if own[0].restored.target.parent.name in COMPONENTS else ():  # what its trainer wrote beside it
+            known = {source for source, _ in pairs}
+            for path in sorted(one.file.path.parent.iterdir()):
+                if path.name.endswith(DELETED) and path not in known:
+                    pairs.append((path, one.restored.target.with_name(path.name.removesuffix(DELETED))))
+        size = sum(one.file.size for one in own)
+        yield replace(own[0], file=replace(own[0].file, size=size), restored=Move(tuple(pairs)))
 
 
 def prune(folder: Path) -> None:
@@ -304,7 +356,7 @@ def _move(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
         _move_link(source, target)
-    elif _is_other_case(source, target):
+    elif is_other_case(source, target):
         source.rename(target)
     elif _is_copied(source, target):
         source.unlink()
@@ -367,7 +419,7 @@ def _move_link(source: Path, target: Path) -> None:
     source.unlink()
 
 
-def _is_other_case(source: Path, target: Path) -> bool:
+def is_other_case(source: Path, target: Path) -> bool:
     """Tell whether two paths are one file on a disk that ignores case."""
     same = source != target and str(source).casefold() == str(target).casefold()
     return same and os.path.lexists(target) and source.samefile(target)

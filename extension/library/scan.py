@@ -202,7 +202,7 @@ class Scanner:
         if not file.has_text_name:
             return Facts(problem=f"{name}: its name is not UTF-8, so that no prompt can name it; rename the file")
         try:
-            return self._reader.read(file.path)
+            return self._reader.read(file.path, file.source) if file.is_folder else self._reader.read(file.path)
         except Exception as error:  # one bad file must not stop the scan
             logger.exception("remora: %s cannot be read", file.path)
             return Facts(problem=f"{name}: it cannot be read: {error!r:.300}", passing=True)

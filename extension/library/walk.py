@@ -14,6 +14,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TypeAlias
 
+from lib_lora import COMPONENTS, component_files
+
 logger = logging.getLogger(__name__)
 
 Choice: TypeAlias = Callable[[Sequence[Path]], Path | None]
@@ -25,6 +27,8 @@ _DEEPEST = 60  # folders inside each other
 READABLE = ".safetensors"
 _NAMED_BY_FOLDER = ("adapter_model", "pytorch_lora_weights")
 """File names that trainers give every LoRA, in a folder of its own."""
+_PART = f"/{_NAMED_BY_FOLDER[0]}"
+"""End of the path of a component's file, in a folder with the component's name."""
 _SETTLED = 1.0  # seconds without a change, after which a file is taken to be whole
 _PATIENCE = 15.0  # seconds that a picture waits for that
 _LOOK = 0.1  # seconds between two looks
@@ -60,6 +64,7 @@ class CatalogFile:
     relative: str
     """Path below its folder with `/`, without the suffix: `sub/name`; unique per suffix."""
     size: int
+    """Of all its `files`; the time is that of the latest."""
     mtime_ns: int
 
     @property
@@ -71,7 +76,26 @@ class CatalogFile:
     @property
     def folder(self) -> str:
         """Return the path of its folder below the scanned one; empty at the top."""
-        return self.relative.rpartition("/")[0]
+        own = self.relative.rpartition("/")[0]
+        return own.rpartition("/")[0] if self.is_folder else own
+
+    @property
+    def is_folder(self) -> bool:
+        """Return whether PEFT saved it component by component: this file, and those in the folders beside its own."""
+        if not self.relative.endswith(_PART):
+            return False
+        above, _, component = self.relative.removesuffix(_PART).rpartition("/")
+        return above != "" and component in COMPONENTS
+
+    @property
+    def source(self) -> Path:
+        """Return what an entry of a stack names: the file, or the folder of all its components."""
+        return self.path.parent.parent if self.is_folder else self.path
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the files of its components, this one first; only this one unless it is a folder."""
+        return (self.is_folder and tuple(component_files(self.source).values())) or (self.path,)
 
     @cached_property
     def readable(self) -> bool:
@@ -91,27 +115,28 @@ class CatalogFile:
     def is_current(self) -> bool:
         """Tell whether the file has not changed since."""
         try:
-            stat = self.path.stat()
+            stats = [path.stat() for path in self.files]
         except OSError:
             return False
-        return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
+        found = sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
+        return found == (self.size, self.mtime_ns)
 
 
-def is_settled(path: Path) -> bool:
-    """Tell whether nobody has written into a file for a while; one that is gone is settled."""
+def is_settled(file: CatalogFile) -> bool:
+    """Tell whether nobody has written into a LoRA for a while; one that is gone is settled."""
     try:
-        age = time.time() - path.stat().st_mtime
+        age = time.time() - max(path.stat().st_mtime for path in file.files)
     except OSError:
         return True
     return not 0 <= age < _SETTLED  # a clock of another computer may be ahead
 
 
-def wait_until_settled(path: Path) -> bool:
-    """Wait some seconds until a file is settled; tell whether it is."""
+def wait_until_settled(file: CatalogFile) -> bool:
+    """Wait some seconds until a LoRA is settled; tell whether it is."""
     until = time.monotonic() + _PATIENCE
-    while not is_settled(path) and time.monotonic() < until:
+    while not is_settled(file) and time.monotonic() < until:
         time.sleep(_LOOK)
-    return is_settled(path)
+    return is_settled(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +150,8 @@ class Found:
     """The picture that hosts show for it."""
     stamp: str = ""
     """Changes with any of these files."""
+    parts: tuple[Found, ...] = ()
+    """The files of a LoRA that PEFT saved component by component, as they are by themselves."""
 
 
 def is_text(name: str) -> bool:
@@ -185,12 +212,14 @@ def walk(folders: Sequence[Path], bounds: Bounds | None = None) -> Iterator[Foun
     seen: set[Path] = set()
     taken: set[tuple[str, str]] = set()
     for folder in folders:
+        inside: list[Found] = []
         for found in sorted(_below(folder, bounds), key=lambda one: one.file.path):
             if found.file.path in seen:
                 continue
             seen.add(found.file.path)
             relative = _free(found.file, folder, taken)
-            yield replace(found, file=replace(found.file, relative=relative))
+            inside.append(replace(found, file=replace(found.file, relative=relative)))
+        yield from _together(inside)
 
 
 def walk_again(
@@ -205,8 +234,9 @@ def walk_again(
         entered: of the bounds of that walk.
     """
     present: dict[str, list[Found]] = {}
-    for path, one in found.items():
-        present.setdefault(str(path).rpartition(os.sep)[0], []).append(one)  # quicker than `path.parent`
+    for one in found.values():
+        for part in one.parts or (one,):
+            present.setdefault(str(part.file.path).rpartition(os.sep)[0], []).append(part)  # quicker than `path.parent`
     before = [one.file.path for place in places for one in present.pop(str(place), ())]
     after = list[Path]()
     for place in places:
@@ -219,7 +249,27 @@ def walk_again(
         return None
     order = {str(place): folders.index(_top_of(Path(place), folders)) for place, files in present.items() if files}
     every = [(order[place], one.file.path, one) for place, files in present.items() for one in files]
-    return {path: one for _, path, one in sorted(every, key=lambda one: one[:2])}
+    return {one.file.path: one for one in _together([one for *_, one in sorted(every, key=lambda one: one[:2])])}
+
+
+def _together(found: Sequence[Found]) -> Iterator[Found]:
+    """Yield files in their order, those of a LoRA that PEFT saved component by component as one."""
+    parts: dict[Path, list[Found]] = {}
+    for one in found:
+        if one.file.is_folder:
+            parts.setdefault(one.file.source, []).append(one)
+    if not parts:
+        yield from found
+        return
+    main = {source: next(iter(component_files(source).values()), None) for source in parts}
+    for one in found:
+        first = main.get(one.file.source) if one.file.is_folder else None
+        if first == one.file.path:
+            own = [part for part in parts[one.file.source] if part.file.path in one.file.files]
+            size, mtime_ns = sum(part.file.size for part in own), max(part.file.mtime_ns for part in own)
+            yield replace(one, file=replace(one.file, size=size, mtime_ns=mtime_ns), parts=tuple(own))
+        elif first is None:
+            yield one
 
 
 def _share_names(before: Iterable[Path], after: Iterable[Path], others: Iterable[Path]) -> bool:

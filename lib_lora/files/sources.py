@@ -13,22 +13,28 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import ArgumentError, FileError, check_type, printed, shown
+from ..errors import ArgumentError, FileError, check_path, check_type, printed, shown
+from .components import DENOISER, EXACT, role
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Tensor] | BinaryIO
 """What a LoRA may be loaded from."""
 
 _NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 """What PEFT's `save_pretrained` and diffusers' `save_lora_weights` write."""
+_PICKLED = "adapter_model.bin"
+_SHOWN = 3  # names in a sentence
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _REPOSITORY = "models--"
 _EXAMPLE = "the path of a file or a folder, a state dict, or a file that is open for reading bytes"
 
 
-def path_of(source: Source, weight_name: str | None = None, new_file: Callable[[], Path] = Path) -> Path:
+def path_of(
+    source: Source, weight_name: str | None = None, new_file: Callable[[], Path] = Path, *, parts: bool = False
+) -> Path:
     """Return the path of a file; `new_file` returns one to write, where the source is none yet.
 
-    `weight_name` is the file in a folder; None stands for the usual names, or the only file.
+    `weight_name` is the file in a folder; None stands for the usual names, or the only file. With `parts`, the path may
+    be of a folder that has `component_files`.
     """
     if weight_name is not None:
         check_type(weight_name, str, "weight_name", "the name of a file in the folder")
@@ -45,17 +51,44 @@ def path_of(source: Source, weight_name: str | None = None, new_file: Callable[[
     try:
         if path.exists() and not path.is_dir():
             return path
-        return _in_folder(path if path.is_dir() else _in_hub_cache(path, weight_name), weight_name)
+        return _in_folder(path if path.is_dir() else _in_hub_cache(path, weight_name), weight_name, parts)
     except OSError as error:
         raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
 
 
+def component_files(folder: str | Path) -> dict[str, Path]:
+    """Return the files of a LoRA that PEFT saved component by component, the denoiser's first: component -> file.
+
+    Each is in a folder with the component's name, as PEFT's `examples/lora_dreambooth` saves them. A pickle is among
+    them, behind the others, so that the error can say how to convert it; where all are pickles, there are none.
+    """
+    check_path(folder, "component_files('a folder')")
+    order = sorted(EXACT, key=lambda name: (role(name) != DENOISER, name))
+    found = {name: one for name in order if (one := Path(folder, name, _NAMES[0])).is_file()}
+    if found:
+        found |= {one: path for one in order if one not in found and (path := Path(folder, one, _PICKLED)).is_file()}
+    return found
+
+
+def strange_parts(folder: Path) -> str:
+    """Return one sentence where folders beside those of `component_files` have files of PEFT; empty without any."""
+    names = sorted({one.parent.name for one in folder.glob(f"*/{_NAMES[0]}")} - EXACT)
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    which = f"{', '.join(map(printed, names[:_SHOWN]))}{more}"
+    text = f"its folder {which} is" if len(names) == 1 else f"its folders {which} are"
+    return f"{text} not used: a part is in a folder with the name of a component, as unet or text_encoder"
+
+
 def name_of(path: Path) -> str:
     """Return what to call a LoRA that the user gives no name: its file's or, of a usual name, its folder's."""
-    if path.name not in _NAMES:
+    is_folder = path.name not in _NAMES and path.is_dir()
+    if path.name not in _NAMES and not is_folder:
         return path.stem
     repository = next((part for part in path.parts if part.startswith(_REPOSITORY)), None)
-    return path.absolute().parent.name if repository is None else repository.rpartition("--")[2]
+    folder = path.absolute() if is_folder else path.absolute().parent
+    return folder.name if repository is None else repository.rpartition("--")[2]
 
 
 def _in_hub_cache(path: Path, weight_name: str | None) -> Path:
@@ -73,7 +106,7 @@ def _in_hub_cache(path: Path, weight_name: str | None) -> Path:
     return repository
 
 
-def _in_folder(folder: Path, weight_name: str | None) -> Path:
+def _in_folder(folder: Path, weight_name: str | None, parts: bool) -> Path:
     """Return the file of a folder that PEFT or diffusers wrote, or of a hub's repository in its cache."""
     if (folder / "snapshots").is_dir() and folder.name.startswith(_REPOSITORY):
         snapshots, main = folder / "snapshots", folder / "refs" / "main"
@@ -86,6 +119,8 @@ def _in_folder(folder: Path, weight_name: str | None) -> Path:
             return folder / weight_name
         raise FileError(folder, f"the folder has no file {weight_name!r}; it has {', '.join(found) or 'none'}")
     usual = [name for name in _NAMES if name in found] or found
+    if parts and not usual and component_files(folder):
+        return folder
     if len(usual) == 1:
         return folder / usual[0]
     if usual:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..files.file import AdapterFile
 from ..files.reading import USUAL, with_sidecar
 from ..naming.architectures.base import family_of
+from ..naming.network import inspect_file
 from ..naming.parsed import ParsedFile
 from ..report import Family, NetworkReport
 
@@ -22,9 +23,13 @@ def family_named(*texts: str) -> Family | None:
 def report_of(path: Path) -> tuple[NetworkReport, Family | None]:
     """Return what a file is, and the family that its header names, if its layers are of another.
 
+    The path may be of a folder that PEFT saved component by component, whose headers name none.
+
     Raises:
         FileError: the file cannot be read.
     """
+    if path.is_dir():
+        return inspect_file(path), None
     parsed = ParsedFile(AdapterFile.open(path))
     named = family_of([fact for fact in parsed.facts if fact.startswith("meta:")])
     layers = family_of([fact for fact in parsed.facts if not fact.startswith("meta:")])

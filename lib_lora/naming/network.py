@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from stat import S_ISDIR
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..adapters import Refitted, part_of
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NoMatchError, NotCopied, NumberError, check_type, printed
-from ..files.components import EXACT, candidates, noise_of
+from ..errors import ComponentError, FileError, NoMatchError, NotCopied, NumberError, check_path, check_type, printed
+from ..files.components import EXACT, candidates, is_denoiser, noise_of
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
 from ..files.reading import USUAL, Reading, with_sidecar
+from ..files.sources import component_files, strange_parts
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
@@ -30,6 +34,8 @@ from .blocks import BlockNames, blocks_of
 from .index import LayerIndex, check_named, family_of_model
 from .parsed import Group, ParsedFile, key_formats, misfit
 from .places import Place
+
+T = TypeVar("T")
 
 _AGAIN = "download it again, or train it again"
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
@@ -42,6 +48,7 @@ class Network(NotCopied):
 
     def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
         self.file = parsed.file
+        self.files: tuple[AdapterFile, ...] = (parsed.file,)
         self.parsed, self._reading = parsed, reading
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
@@ -49,8 +56,11 @@ class Network(NotCopied):
         """Component in the file -> components of the model to search, the likeliest first; and how many of them tell
         why a layer does not fit.
         """
+        own, present = parsed.component, list(self._indexes)
+        if own is not None and not is_denoiser(own):
+            present = [name for name in present if name == own]  # a text encoder may have the layers of another one
         for name in {group.component for group in parsed.groups}:
-            tiers = candidates(name, list(self._indexes), parsed.experts)
+            tiers = candidates(name, present, parsed.experts)
             self._tiers[name] = tiers, int(name in self._indexes) if name in EXACT else len(tiers)
         self._names: dict[tuple[str | None, ...], Mapping[str, str | NumberingError]] = {}
         self._unlike: dict[Unused, Unlike] = {}
@@ -143,7 +153,7 @@ class Network(NotCopied):
             made_for = "" if report.family is None or not report.doubt else f", being made for {report.family.titles}"
             text = f"fits {report.hit} of the {meant} layers it has for this model{made_for}: {report.why()}; {_GO_ON}"
         if text:
-            raise NoMatchError(self.file.path, text)
+            raise NoMatchError(self.report.path, text)
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
@@ -312,6 +322,42 @@ class Network(NotCopied):
         return Refitted(adapter, inputs, place.shape[1], None if basis is None else basis.float().cpu())
 
 
+class FolderNetwork(Network):
+    """A LoRA that PEFT saved component by component, see `component_files`: the networks of its files as one.
+
+    A file that cannot be used costs its component only; `report.faults` tells why.
+
+    Raises:
+        FileError: no file can be used.
+    """
+
+    def __init__(self, folder: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
+        parts, faults = _each_part(folder, lambda parsed: _fitting(Network(parsed, indexes, reading)))
+        first = next(iter(parts.values()))
+        self.parts = list(parts.values())
+        self.file, self.files = first.file, tuple([part.file for part in self.parts])
+        self.parsed, self._reading = first.parsed, reading
+        self.bindings = tuple([binding for part in self.parts for binding in part.bindings])
+        together = _together(folder, {name: part.report for name, part in parts.items()}, faults)
+        self.report = replace(together, noise=noise_of(together.components, [index.component for index in indexes]))
+
+    @property
+    def embeddings(self) -> dict[str, dict[str, Tensor]]:
+        return {name: vectors for part in self.parts for name, vectors in part.embeddings.items()}
+
+    @cached_property
+    def changes_nothing(self) -> bool:
+        return all(part.changes_nothing for part in self.parts if part.bindings)
+
+    @property
+    def largest_change(self) -> float:
+        return max(part.largest_change for part in self.parts)
+
+    def delta_weight(self, component: str, path: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        own = [part for part in self.parts if component in part.report.components]
+        return (own or self.parts)[0].delta_weight(component, path, dtype)
+
+
 class NetworkCache:
     """Networks by file, model and way of reading: the least recently used go first, those in force never.
 
@@ -331,18 +377,25 @@ class NetworkCache:
         Raises:
             LoraError: the file cannot be read, or no format or adapter kind knows it.
         """
+        stamps = tuple[Stamp, ...]()
         try:
-            stamps: tuple[Stamp, ...] = (stamp_of(path.stat()),)
+            found = path.stat()
+            files = list(component_files(path).values()) if S_ISDIR(found.st_mode) else []
+            for file in files or [path]:
+                stamps += (stamp_of(file.stat() if files else found),)
+                with suppress(OSError):  # there is none
+                    stamps += (stamp_of((file.parent / "adapter_config.json").stat()),)  # of PEFT, read with the file
         except OSError as error:
             raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
-        with suppress(OSError):  # there is none
-            stamps += (stamp_of((path.parent / "adapter_config.json").stat()),)  # of PEFT, read with the file
-        began, reading = time.perf_counter(), with_sidecar(path, reading)
+        began, reading = time.perf_counter(), with_sidecar(files[0] if files else path, reading)
         key = path, stamps, version(), reading, tuple([index.signature for index in indexes])
         network = self._networks.pop(key, None)
         if network is None:
-            opened = [one.parsed for other, one in self._networks.items() if other[:3] == key[:3]]
-            network = Network(opened[0] if opened else ParsedFile(AdapterFile.open(path)), indexes, reading)
+            if files:
+                network = FolderNetwork(path, indexes, reading)
+            else:
+                opened = [one.parsed for other, one in self._networks.items() if other[:3] == key[:3]]
+                network = Network(opened[0] if opened else ParsedFile(AdapterFile.open(path)), indexes, reading)
             network.report = replace(network.report, seconds=time.perf_counter() - began)
         self._networks[key] = network
         return network
@@ -365,7 +418,61 @@ class NetworkCache:
     @property
     def nbytes(self) -> int:
         """Return the bytes of the tensors of all files that are kept."""
-        return sum([file.nbytes for file in {network.file for network in self._networks.values()}])
+        return sum([file.nbytes for file in {file for network in self._networks.values() for file in network.files}])
+
+
+def _each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str, T], list[str]]:
+    """Return what is made of each file of a folder, by component, and one sentence for each part that is not used.
+
+    Raises:
+        FileError: no file can be used.
+    """
+    made, faults = dict[str, T](), list[str]()
+    for name, path in component_files(folder).items():
+        try:
+            made[name] = make(ParsedFile(AdapterFile.open(path), name))
+        except FileError as error:
+            faults.append(f"its {name} is not used: {error.reason}")
+    if not made:
+        text = "it is a folder, and no folder of a component in it has an adapter_model.safetensors"
+        raise FileError(folder, "; ".join(faults) or text)
+    return made, [*faults, *filter(None, [strange_parts(folder)])]
+
+
+def _fitting(network: Network) -> Network:
+    """Return a network that fits its component, or whose component the model does not have.
+
+    Raises:
+        NoMatchError: it does not fit.
+    """
+    if network.report.absent < network.report.layers:
+        network.check_fit()
+    return network
+
+
+def _together(folder: Path, parts: Mapping[str, NetworkReport], faults: Sequence[str]) -> NetworkReport:
+    """Sum up the reports on the files of a folder, by component."""
+    reports = list(parts.values())
+    ranks = [rank for one in reports for rank in one.ranks or ()]
+    return replace(
+        reports[0],
+        path=folder,
+        format="+".join(dict.fromkeys([one.format for one in reports])),
+        family=next((one.family for one in reports if one.family is not None), None),
+        kinds=sum([Counter(one.kinds) for one in reports], Counter[str]()),
+        ranks=(min(ranks), max(ranks)) if ranks else None,
+        hit=sum([one.hit for one in reports]),
+        layers=sum([one.layers for one in reports]),
+        nbytes=sum([one.nbytes for one in reports]),
+        unused=tuple([one._replace(key=f"{name}/{one.key}") for name, part in parts.items() for one in part.unused]),
+        absent=sum([one.absent for one in reports]),
+        notes=tuple([f"{name}: {note}" for name, part in parts.items() for note in part.notes]),
+        scales=tuple(sorted({scale for one in reports for scale in one.scales})),
+        changed=sum([one.changed for one in reports]),
+        components=frozenset().union(*[one.components for one in reports]),
+        base_model=next((one.base_model for one in reports if one.base_model), None),
+        faults=tuple(faults),
+    )
 
 
 def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]:
@@ -377,7 +484,7 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
     """Read a safetensors file and resolve it against a model; attaches nothing, and works on modules on meta.
 
     Args:
-        path: of the file.
+        path: of the file, or of a folder that PEFT saved component by component.
         components: diffusers' component name -> module, as of `Engine`.
         reading: how to read files that other programs read otherwise than they were trained.
 
@@ -387,16 +494,26 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
     """
     indexes = _indexes(components, "load_network(path, {})")
     check_type(reading, Reading, "reading", "a Reading, as Reading(alpha=8)")
+    if Path(path).is_dir():
+        return FolderNetwork(Path(path), indexes, _reading_of(Path(path), reading))
     return Network(ParsedFile(AdapterFile.open(path)), indexes, with_sidecar(Path(path), reading))
 
 
 def inspect_file(path: str | Path) -> NetworkReport:
-    """Report on a file by itself, without a model.
+    """Report on a file by itself, or on a folder that PEFT saved component by component, without a model.
 
     Raises:
         FileError: the file cannot be read; also its subclasses.
     """
+    check_path(path, "inspect_file('lora.safetensors')")
+    if (folder := Path(path)).is_dir():
+        return _together(folder, *_each_part(folder, lambda one: one.report(reading=_reading_of(folder, USUAL))))
     return ParsedFile(AdapterFile.open(path)).report(reading=with_sidecar(Path(path), USUAL))
+
+
+def _reading_of(folder: Path, reading: Reading) -> Reading:
+    """Return how to read a folder that PEFT saved: what is beside its first file tells."""
+    return next((with_sidecar(path, reading) for path in component_files(folder).values()), reading)
 
 
 def model_family(components: Mapping[str, nn.Module]) -> Family | None:

@@ -120,20 +120,26 @@ def misfit(error: ValueError, where: str = "") -> Unused:
 class ParsedFile:
     """A file taken apart by its keys, without a model.
 
+    Args:
+        file: the file.
+        component: the only one that the file is for; None where its keys and the model tell.
+
     Raises:
         FileError: the file or its configuration cannot be read.
         UnknownFormatError: no format knows any of its keys.
         UnknownAdapterError: keys are known but no adapter kind reads any of their parameters.
     """
 
-    def __init__(self, file: AdapterFile) -> None:
-        self.file = file
+    def __init__(self, file: AdapterFile, component: str | None = None) -> None:
+        self.file, self.component = file, component
         self.unused: list[Unused] = []
         self.shared: dict[str, str] = {}
         """Parameters that all layers share -> their keys."""
         self.embeddings: dict[str, dict[str, str]] = {}
         """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
+        for group in self.groups:
+            group.component = group.component or component
         keys = [key for group in self.groups for key in group.keys.values()]
         self._tensors = file.tensors([*self.shared.values(), *keys])  # only mapped
         self._shared_tensors = {param: self._tensors[key] for param, key in self.shared.items()}
@@ -206,7 +212,7 @@ class ParsedFile:
     @cached_property
     def experts(self) -> tuple[str, ...]:
         """Return the `EXPERTS` that keys mean which name none: both, unless another key or the file's name tells."""
-        if EXPERTS[1] in [group.component for group in self.groups]:
+        if self.component is not None or EXPERTS[1] in [group.component for group in self.groups]:
             return EXPERTS[:1]
         return experts_named(self.file.path.stem, self.file.metadata.get("ss_output_name", ""))
 

@@ -107,7 +107,7 @@ class PipelineEngine(Engine):
         check_type(name, (str, type(None)), "name", "a text")
         with self._lock:
             try:
-                path = path_of(source, weight_name, partial(self._own_file, name or "lora"))
+                path = path_of(source, weight_name, partial(self._own_file, name or "lora"), parts=True)
                 name = name or name_of(path)
                 if name in self.names and not replace:
                     text = f"a LoRA {shown(name)} is loaded already; give another name, or write replace=True"

@@ -202,7 +202,7 @@ class StackChanges:
         networks = [cache.resolved(Path(one.path), indexes, one.reading(stack.reading)) for one in stack]
         for network in networks:
             network.check_fit()
-        self.files = list(dict.fromkeys([network.file for network in networks]))
+        self.files = list(dict.fromkeys([file for network in networks for file in network.files]))
         self.notes = [f"{one.report.name}: {text}" for one in networks for text in _notes(one)]
         key, blocks, groups = PlanKey.of(stack, networks, indexes), blocks_of(indexes), dict[StrengthGroup, int]()
         layers = layer_bindings(key, blocks, groups)
@@ -242,7 +242,7 @@ def _notes(network: Network) -> list[str]:
     report, embeddings = network.report, ", ".join(network.parsed.embeddings)
     left = f"keys without effect are left out: {report.why()}" if report.unused else ""
     bundled = f"its textual inversions are left out: {embeddings}" if embeddings else ""
-    return [text for text in (report.doubt, *report.notes, left, bundled) if text]
+    return [text for text in (*report.faults, report.doubt, *report.notes, left, bundled) if text]
 
 
 def _by_weight(index: LayerIndex, acting: Sequence[ActingAdapter]) -> Iterator[tuple[Target, list[ActingAdapter]]]:

@@ -195,7 +195,7 @@ def _entry(text: str) -> Entry:
         example = "FILE=0.8, or FILE=0.8:te=0.5:dyn=16:lbw=1,0.5,0 with the list of its model"
         raise StackError(f"{printed(text)}: what is behind = is no number; write {example}") from error
     of = strength if te == strength else {one: te if role(one) == TEXT_ENCODER else strength for one in _COMPONENTS}
-    blocks, file = None if values is None else BlockWeights(values), path_of(Path(path))
+    blocks, file = None if values is None else BlockWeights(values), path_of(Path(path), parts=True)
     return Entry(file, Strength(of, blocks=blocks), rank, name=name_of(file))
 
 

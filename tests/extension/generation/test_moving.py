@@ -204,3 +204,77 @@ def test_two_web_uis_that_move_the_same_files_lose_none(tmp_path: Path, folder: 
             assert (folder / f"of {number}" / f"{name}.preview.png").exists(), "a file is not parted from its own"
     for one in both:
         one.catalog.close()
+
+
+def saved_by_peft(folder: Path, *parts: str) -> None:
+    """Write a LoRA as PEFT's example for Dreambooth saves it, component by component."""
+    for part in parts:
+        (folder / part).mkdir(parents=True)
+        lora(folder / part / "adapter_model.safetensors")
+        (folder / part / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": part.count("e")}))
+        (folder / part / "README.md").write_text(part)
+
+
+def test_a_lora_of_several_components_is_one_file_of_the_library(ui: WebUI, folder: Path) -> None:
+    saved_by_peft(folder / "sub" / "sks.v1", "unet", "text_encoder", "text_encoder_2")
+    lora(folder / "sub" / "sks.v1" / "other.safetensors")
+    saved_by_peft(folder / "sub" / "sks.v1", "clip")  # the name of no component
+    saved_by_peft(folder, "unet")  # in no folder that could name it
+    assert ui.names() == ["clip", "other", "sks.v1", "unet"]
+    file = ui.file("sks.v1")
+    assert ui.file("sub/sks.v1") == file
+    assert (file.folder, file.source, len(file.files)) == ("sub/sks.v1", folder / "sub" / "sks.v1", 3)
+    row = ui.catalog.row(file)
+    assert row.facts is not None
+    assert (row.facts.problem, row.facts.structure.layers) == ("", 3)
+    # a part that changes, comes or goes changes it
+    lora(folder / "sub" / "sks.v1" / "text_encoder" / "adapter_model.safetensors", rank=8)
+    assert not file.is_current()
+    ui.catalog.refresh({folder / "sub" / "sks.v1" / "text_encoder"})
+    changed = ui.catalog.row(ui.file("sks.v1"))
+    assert changed.file.is_current()
+    assert changed.facts is not None
+    assert changed.facts.structure.ranks == (4, 8)
+    (folder / "sub" / "sks.v1" / "text_encoder_2" / "adapter_model.safetensors").unlink()
+    ui.catalog.refresh({folder / "sub" / "sks.v1" / "text_encoder_2"})
+    assert len(ui.catalog.all_found[file.path].parts) == 2
+
+
+def test_a_lora_of_several_components_is_moved_renamed_and_deleted_as_one(ui: WebUI, folder: Path) -> None:
+    saved_by_peft(folder / "sks", "unet", "text_encoder")
+    saved_by_peft(folder / "there" / "sks", "unet")
+    (folder / "sks" / "unet" / "adapter_model.json").write_text('{"notes": "mine"}')
+    lora(folder / "sks" / "text_encoder" / "mine.safetensors")  # which stays
+    before = contents(folder)
+    parts = sorted(one.removeprefix("sks/") for one in before if one.startswith("sks/") and "mine." not in one)
+    file = ui.file("sks/unet/adapter_model")
+
+    def below(name: str) -> list[str]:
+        return sorted(one.removeprefix(f"{name}/") for one in contents(folder) if one.startswith(f"{name}/"))
+
+    (refused,) = ui.moving.move([file], "there").refused
+    assert (refused.is_taken, refused.reason) == (True, "sks stays: there is a folder sks already")
+    numbered = ui.moving.move([file], "there", number=True)
+    assert below("there/sks-2") == parts
+    assert below("sks") == ["text_encoder/mine.safetensors"]
+    assert not (folder / "sks" / "unet").exists()
+    ui.moving.undo(numbered.undo)
+    assert contents(folder) == before
+    renamed = ui.moving.rename(ui.file("sks/unet/adapter_model"), "zwx.v2")
+    assert below("zwx.v2") == parts
+    row = ui.catalog.row(ui.file("zwx.v2"))
+    assert row.notes is not None
+    assert row.notes.notes == "mine"
+    ui.moving.undo(renamed.undo)
+    assert not (folder / "zwx.v2").exists()
+    ui.moving.delete([ui.file("sks/unet/adapter_model")])
+    assert ui.names() == ["mine", "sks"]
+    (one,) = ui.moving.trash()
+    assert (one.file.name, one.file.size) == ("sks", file.size)
+    ui.moving.restore([one])
+    assert contents(folder) == before
+    assert not list(folder.rglob(TRASH))
+    ui.moving.delete([ui.file("sks/unet/adapter_model")])
+    ui.moving.delete_for_good(ui.moving.trash())
+    assert not list(folder.rglob(TRASH))
+    assert below("sks") == ["text_encoder/mine.safetensors"]

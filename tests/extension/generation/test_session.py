@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from extension.generation.activation import Activation
 from extension.generation.options import TABLE
 from extension.generation.request import Memory, Settings
 from extension.generation.session import Session
@@ -122,6 +123,44 @@ def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> 
     assert not torch.equal(setup.output(), before)
     setup.session.end()
     assert torch.equal(setup.output(), before)
+
+
+def test_a_lora_of_several_components_is_applied_by_one_tag(setup: Setup) -> None:
+    """A part that is written again acts at the next picture; a faulty one costs itself, with one sentence."""
+
+    def part(name: str, module: str, shape: tuple[int, int], seed: int) -> Path:
+        made = pair("x", shape, 2, seed=seed, size=0.3)
+        letters = {"x.lora_down.weight": "A", "x.lora_up.weight": "B"}
+        keys = {f"base_model.model.{module}.lora_{letters[key]}.weight": made[key] for key in letters}
+        path = setup.folder / "sks" / name / "adapter_model.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name("adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
+        save(path, keys)
+        setup.session.catalog.refresh()
+        return path
+
+    def picture() -> tuple[Tensor, Activation]:
+        activation = setup.session.begin_batch([[Tag("sks")]])
+        made = setup.output()
+        setup.session.end()
+        return made, activation
+
+    unet, _ = next(one for one in setup.host.components()["unet"].named_modules() if isinstance(one[1], nn.Linear))
+    shape = setup.host.components()["unet"].get_submodule(unet).weight.shape
+    part("unet", unet, tuple(shape), 0)
+    text_encoder = part("text_encoder", f"text_model.encoder.{PROJECTION}", (512, 128), 1)
+    first, activation = picture()
+    assert activation.active[0].report.components == {"unet", "text_encoder"}
+    part("text_encoder", f"text_model.encoder.{PROJECTION}", (512, 128), 2)
+    second, again = picture()
+    assert not torch.equal(first, second)
+    assert activation.text_keys != again.text_keys
+    text_encoder.write_bytes(b"")
+    setup.session.catalog.refresh()
+    setup.session.begin_batch([[Tag("sks")]])
+    (outcome,) = setup.session.outcomes
+    sentence = "its text_encoder is not used: it is empty (0 bytes); download it again"
+    assert (outcome.state, outcome.reason, outcome.sentence) == ("partly", sentence, f"sks: {sentence}")
 
 
 @pytest.mark.parametrize("tags", [[Tag("zorp")], []], ids=["with LoRA", "without"])

@@ -1,0 +1,161 @@
+"""A folder that PEFT saved component by component is one LoRA: each part acts by its own configuration, or is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from lib_lora import Engine, Entry, FileError, Stack, inspect_file, load_network
+
+CONFIGS = {
+    "unet": {
+        "r": 4, "lora_alpha": 8, "use_rslora": True, "use_dora": True,
+        "rank_pattern": {"k": 2}, "alpha_pattern": {"k": 3},
+    },
+    "text_encoder": {"r": 2, "lora_alpha": 1},
+    "text_encoder_2": {"r": 3, "lora_alpha": 6, "use_rslora": True},
+}
+
+
+def module(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.ModuleDict({name: nn.Linear(6, 6, bias=False, dtype=torch.float64) for name in "qk"})
+
+
+@pytest.fixture
+def model() -> dict[str, nn.Module]:
+    return {name: module(seed) for seed, name in enumerate(CONFIGS)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder whose parts have the same keys, as PEFT saves each component by itself."""
+    for seed, (name, said) in enumerate(CONFIGS.items()):
+        write(tmp_path / "sks.v1" / name, said, seed)
+    return tmp_path / "sks.v1"
+
+
+def write(folder, said: Mapping[str, object], seed: int) -> None:
+    torch.manual_seed(100 + seed)
+    tensors = {}
+    for name in "qk":
+        rank = said.get("rank_pattern", {}).get(name, said["r"])
+        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, 6)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(6, rank)
+        if said.get("use_dora"):
+            tensors[f"base_model.model.{name}.lora_magnitude_vector"] = torch.rand(6) + 1
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **said}))
+
+
+def definition(folder, component: str, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """Compute the change of a weight in float64 by PEFT's definition."""
+    from safetensors.torch import load_file
+
+    said, tensors = CONFIGS[component], load_file(folder / component / "adapter_model.safetensors")
+    down, up = (tensors[f"base_model.model.{name}.lora_{one}.weight"].double() for one in "AB")
+    alpha = said.get("alpha_pattern", {}).get(name, said["lora_alpha"])
+    scale = alpha / (math.sqrt(len(down)) if said.get("use_rslora") else len(down))
+    changed = weight + scale * up @ down
+    if said.get("use_dora"):
+        norms = tensors[f"base_model.model.{name}.lora_magnitude_vector"].double()
+        changed = changed * (norms / changed.norm(dim=1))[:, None]
+    return changed - weight
+
+
+def test_each_part_acts_on_its_component_by_its_own_configuration(folder, model):
+    x = torch.randn(3, 6, dtype=torch.float64)
+    plain = {(part, name): model[part][name](x) for part in model for name in "qk"}
+    network = load_network(folder, model)
+    with Engine(model) as engine:
+        report = engine.activate(Stack([Entry(folder, 0.5)]))
+        for (part, name), former in plain.items():
+            delta = definition(folder, part, name, model[part][name].weight.detach())
+            torch.testing.assert_close(network.delta_weight(part, name, torch.float64), delta)
+            torch.testing.assert_close(model[part][name](x) - former, 0.5 * x @ delta.T)
+        (entry,) = report.entries
+        assert (entry.hit, entry.layers, entry.components, entry.warning) == (6, 6, {*CONFIGS}, "")
+        engine.deactivate()
+        assert all(torch.equal(model[part][name](x), former) for (part, name), former in plain.items())
+    assert (inspect_file(folder).kinds, inspect_file(folder).ranks) == ({"lora+dora": 2, "lora": 4}, (2, 4))
+
+
+def test_a_part_for_a_component_that_the_model_lacks_acts_nowhere_else(folder, model):
+    del model["text_encoder_2"]  # whose keys and shapes are the first one's, too
+    report = load_network(folder, model).report
+    assert (report.hit, report.absent, report.components) == (4, 2, {"unet", "text_encoder"})
+    assert {one.key.split("/")[0] for one in report.unused} == {"text_encoder_2"}
+    assert "component text_encoder_2 is absent in this model" in report.why()
+
+
+def test_both_experts_have_parts_of_their_own(folder):
+    (folder / "unet").rename(folder / "transformer")
+    (folder / "text_encoder").rename(folder / "transformer_2")
+    shutil.rmtree(folder / "text_encoder_2")
+    network = load_network(folder, {"transformer": module(0), "transformer_2": module(1)})
+    assert {(one.component, one.target.path) for one in network.bindings} == {
+        (part, name) for part in ("transformer", "transformer_2") for name in "qk"
+    }
+    assert len(network.bindings) == 4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda part: (part / "adapter_model.safetensors").write_bytes(b"no"), "it is truncated"),
+        (
+            lambda part: (part / "adapter_model.safetensors").rename(part / "adapter_model.bin"),
+            "it is a pickle, which can run any code",
+        ),
+        (lambda part: save_file({"x": torch.ones(1)}, part / "adapter_model.safetensors"), "no keys of a LoRA"),
+    ],
+)
+def test_a_faulty_part_costs_only_itself(folder, model, spoil, why):
+    spoil(folder / "text_encoder")
+    with Engine(model) as engine:
+        (entry,) = engine.activate(Stack([Entry(folder)])).entries
+    assert entry.components == {"unet", "text_encoder_2"}
+    assert len(entry.faults) == 1
+    assert entry.warning.startswith("its text_encoder is not used: ")
+    assert why in entry.warning
+
+
+def test_a_folder_without_a_part_that_can_be_used_is_refused_with_every_reason(folder, model):
+    for part in CONFIGS:
+        (folder / part / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(FileError, match=r"its unet is not used: it is empty.*its text_encoder is not used"):
+        load_network(folder, model)
+
+
+def test_a_folder_that_is_no_component_is_named(folder, model):
+    (folder / "text_encoder").rename(folder / "clip")
+    report = load_network(folder, model).report
+    assert report.components == {"unet", "text_encoder_2"}
+    assert report.warning == (
+        "its folder clip is not used: a part is in a folder with the name of a component, as unet or text_encoder"
+    )
+
+
+def test_a_change_of_any_part_is_seen_at_the_next_activation(folder, model):
+    x = torch.randn(2, 6, dtype=torch.float64)
+    with Engine(model) as engine:
+        engine.activate(Stack([Entry(folder)]))
+        before = model["text_encoder"]["q"](x)
+        config = folder / "text_encoder" / "adapter_config.json"
+        config.write_text(json.dumps({**CONFIGS["text_encoder"], "lora_alpha": 100}))
+        engine.activate(Stack([Entry(folder)]))
+        assert not torch.allclose(model["text_encoder"]["q"](x), before)
+        shutil.rmtree(folder / "text_encoder")
+        assert engine.activate(Stack([Entry(folder)])).entries[0].components == {"unet", "text_encoder_2"}
+
+
+def test_a_file_in_the_folder_is_still_only_itself(folder, model):
+    assert load_network(folder / "unet" / "adapter_model.safetensors", {"unet": model["unet"]}).report.hit == 2
