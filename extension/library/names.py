@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import re
 import threading
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Protocol
 
@@ -141,8 +142,8 @@ class Names:
         last = wanted.translate(_SEPARATORS).rpartition("/")[2].strip(_QUOTES)
         own = last.rpartition(".")[0] or last
         files = [file for name in dict.fromkeys((last, own)) if name != wanted for file in names.folded(name)]
-        if len(names.written) < _COMPARED_AT_MOST:
-            written = {_fold(one) for one in names.written}
+        if names.readable < _COMPARED_AT_MOST and len(written := names.written) < _COMPARED_AT_MOST:
+            written = set(map(_fold, written))
             for sought in dict.fromkeys((wanted, last, own)):
                 for one in difflib.get_close_matches(_fold(sought[:200]), written, n=3):
                     files += names.folded(one)
@@ -225,15 +226,18 @@ class NameTables:
         self.all_read = False
         files = [one.file for one in found.values()]
         self.readable = sum(file.readable for file in files)
-        self.written = sorted({name for file in files if file.readable for name in (file.name, file.relative)})
-        """Names as in prompts."""
         self._order = {path: position for position, path in enumerate(found)}
-        by_folder = _table((file, {file.folder}) for file in files if file.name != file.path.stem)
-        self._relative = by_folder | _table((file, {file.relative, file.relative + file.path.suffix}) for file in files)
-        self._own = _table((file, {file.name, file.path.stem, file.path.name}) for file in files)
-        self._folded: dict[Callable[[str], str], dict[str, list[CatalogFile]]] = {}
-        """For each way to compare names, the files by their names; made when a name is not found otherwise."""
-        self._paths: dict[str, list[CatalogFile]] | None = None
+        self._relative, self._own, self._by_folder = _Table(), _Table(), _Table()
+        for file in files:
+            relative, own, full = file.relative, file.name, _file_name(file)
+            stem = relative.rpartition("/")[2]
+            self._relative.add(file, (relative, relative + full[len(stem) :]))
+            self._own.add(file, (stem, full) if own == stem else (own, stem, full))
+            if own != stem:
+                self._by_folder.add(file, (file.folder,))
+        self._folded: _Table | None = None
+        """The files by their names, where those are compared most loosely; made when a name is not found otherwise."""
+        self._paths: _Table | None = None
         """The files by their absolute paths; made when a name is one."""
         self._lock = threading.Lock()
         self._followed = 0
@@ -246,10 +250,17 @@ class NameTables:
 
     def of_files(self, wanted: str, choice: Choice) -> tuple[list[CatalogFile], ...]:
         """Return the files with this name or path, by priority."""
-        relative, own = _preferred(self._relative.get(wanted, ())), _preferred(self._own.get(wanted, ()))
+        relative = _preferred(self._relative.of(wanted) or self._by_folder.of(wanted))
+        own = _preferred(self._own.of(wanted))
         # the only name of a file at the top is its file name, so it has priority, unless the host takes another one
         is_shared = len(own) > 1 and own[0].name == wanted and choice([file.path for file in own]) is not None
         return (own, relative) if is_shared or len(relative) != 1 else (relative,)
+
+    @property
+    def written(self) -> set[str]:
+        """Return the names as in prompts."""
+        files = [one.file for one in self.found.values() if one.file.readable]
+        return {name for file in files for name in (file.name, file.relative)}
 
     def at(self, wanted: str) -> list[CatalogFile]:
         """Return the files at an absolute path, whose suffix may be missing; no other file is looked at."""
@@ -257,24 +268,24 @@ class NameTables:
             return []
         if self._paths is None:
             paths = [(one.file, one.file.path.as_posix()) for one in self.found.values()]
-            self._paths = _table((file, {path, path.removesuffix(file.path.suffix)}) for file, path in paths)
-        return _preferred(self._paths.get(wanted, ()))
+            self._paths = _Table((file, {path, path.removesuffix(file.path.suffix)}) for file, path in paths)
+        return _preferred(self._paths.of(wanted))
 
     def are_of_files(self, wanted: str) -> bool:
         """Tell whether a name is exactly a file's name or path."""
-        return wanted in self._own or wanted in self._relative
+        return any(table.of(wanted) for table in (self._own, self._relative, self._by_folder))
 
     def folded(self, wanted: str) -> list[CatalogFile]:
         """Return the files with this name or path in another spelling, by how much it differs."""
         if len(wanted) > _FOLDED_AT_MOST:
             return []
+        if self._folded is None:
+            files = [one.file for one in self.found.values() if one.file.readable]
+            self._folded = _Table((one, set(map(_as_sdnext, _spellings(one)))) for one in files)
+        same = self._folded.of(_as_sdnext(wanted))
         for fold in _FOLDS:
-            table = self._folded.get(fold)
-            if table is None:  # whole before it is stored: other threads find names meanwhile
-                files = [one.file for one in self.found.values() if one.file.readable]
-                table = _table((one, set(map(fold, (one.name, one.path.name, one.relative)))) for one in files)
-                self._folded[fold] = table
-            if files := list(table.get(fold(wanted), ())):
+            sought = fold(wanted)
+            if files := [one for one in same if sought in map(fold, _spellings(one))]:
                 return files
         return []
 
@@ -324,13 +335,30 @@ class NameTables:
         return [file for path in present if (file := self.found[path].file).readable]
 
 
-def _table(named: Iterable[tuple[CatalogFile, Collection[str]]]) -> dict[str, list[CatalogFile]]:
-    """Return the files by each of their names."""
-    table: dict[str, list[CatalogFile]] = {}
-    for file, names in named:
+class _Table:
+    """Files by each of their names.
+
+    Most names are of one file. A list for each of them would keep Python's collector of memory busy for a second.
+    """
+
+    def __init__(self, named: Iterable[tuple[CatalogFile, Iterable[str]]] = ()) -> None:
+        self._first: dict[str, CatalogFile] = {}
+        self._all: dict[str, list[CatalogFile]] = {}
+        """Of names that several files have."""
+        for file, names in named:
+            self.add(file, names)
+
+    def add(self, file: CatalogFile, names: Iterable[str]) -> None:
+        """Add a file by names that differ."""
         for name in names:
-            table.setdefault(name, []).append(file)
-    return table
+            first = self._first.setdefault(name, file)
+            if first is not file:
+                self._all.setdefault(name, [first]).append(file)
+
+    def of(self, name: str) -> list[CatalogFile]:
+        """Return the files of a name."""
+        first = self._first.get(name)
+        return [] if first is None else list(self._all.get(name, (first,)))
 
 
 def _is_outside(wanted: str) -> bool:
@@ -343,6 +371,8 @@ def _same_text(name: str) -> str:
 
 
 def _fold(name: str) -> str:
+    if name.isascii():
+        return name.lower()  # the same, in a fifth of the time
     return _same_text(_same_text(name).casefold())
 
 
@@ -350,8 +380,16 @@ def _as_sdnext(name: str) -> str:
     return _fold(name).replace(".", "_")
 
 
+def _file_name(file: CatalogFile) -> str:
+    return str(file.path).rpartition(os.sep)[2]  # `path.name` takes five times as long
+
+
+def _spellings(file: CatalogFile) -> tuple[str, str, str]:
+    return file.name, _file_name(file), file.relative
+
+
 _FOLDS = (_same_text, _fold, _as_sdnext)
-"""Ways to compare names: accents in either encoding, any case, and SD.Next's `_` for a dot."""
+"""Ways to compare names, each looser: accents in either encoding, any case, and SD.Next's `_` for a dot."""
 
 
 def _preferred(files: Sequence[CatalogFile]) -> list[CatalogFile]:

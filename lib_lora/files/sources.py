@@ -22,7 +22,6 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Tensor] | BinaryIO
 _NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 """What PEFT's `save_pretrained` and diffusers' `save_lora_weights` write."""
 _PICKLED = "adapter_model.bin"
-_SHOWN = 3  # names in a sentence
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _REPOSITORY = "models--"
 _EXAMPLE = "the path of a file or a folder, a state dict, or a file that is open for reading bytes"
@@ -70,15 +69,9 @@ def component_files(folder: str | Path) -> dict[str, Path]:
     return found
 
 
-def strange_parts(folder: Path) -> str:
-    """Return one sentence where folders beside those of `component_files` have files of PEFT; empty without any."""
-    names = sorted({one.parent.name for one in folder.glob(f"*/{_NAMES[0]}")} - EXACT)
-    if not names:
-        return ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    which = f"{', '.join(map(printed, names[:_SHOWN]))}{more}"
-    text = f"its folder {which} is" if len(names) == 1 else f"its folders {which} are"
-    return f"{text} not used: a part is in a folder with the name of a component, as unet or text_encoder"
+def strange_parts(folder: Path) -> list[str]:
+    """Return the names of the folders beside those of `component_files` that have a file of PEFT."""
+    return sorted({one.parent.name for one in folder.glob(f"*/{_NAMES[0]}")} - EXACT)
 
 
 def name_of(path: Path) -> str:

@@ -37,6 +37,7 @@ from .places import Place
 
 T = TypeVar("T")
 
+_SHOWN = 3  # names in a sentence
 _AGAIN = "download it again, or train it again"
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 
@@ -436,7 +437,11 @@ def _each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str,
     if not made:
         text = "it is a folder, and no folder of a component in it has an adapter_model.safetensors"
         raise FileError(folder, "; ".join(faults) or text)
-    return made, [*faults, *filter(None, [strange_parts(folder)])]
+    if strange := strange_parts(folder):
+        more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
+        names = f"{', '.join(map(printed, strange[:_SHOWN]))}{more}"
+        faults.append(f"its folders without the name of a component, as unet or text_encoder, are not used: {names}")
+    return made, faults
 
 
 def _fitting(network: Network) -> Network:

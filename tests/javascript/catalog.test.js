@@ -11,6 +11,7 @@ import {
     foldersAt,
     foldersOf,
     NO_FILTERS,
+    prepareSearch,
     SHOWS,
     SORTS,
     select,
@@ -503,4 +504,23 @@ test("the text of a file that searches look through is made once, by the first s
     ]))
         assert.equal(select(catalog, words, NO_FILTERS, "name").length, found);
     assert.equal(read, 1);
+});
+
+test("what searches look through is made before the first key, in many tasks", async () => {
+    const catalog = new Catalog(new Api(""));
+    let read = 0;
+    const captions = () => {
+        read += 1;
+        return "Red Fur";
+    };
+    const files = [...Array(2500).keys()].map((at) =>
+        Object.defineProperty(lora(`${at}`), "captions", {get: captions}),
+    );
+    catalog.take(answer(files));
+    const prepared = prepareSearch(catalog);
+    assert.ok(read < files.length / 2, "a key in between waits for a part only");
+    await prepared;
+    assert.equal(read, files.length);
+    assert.equal(select(catalog, "fur", NO_FILTERS, "name").length, files.length);
+    assert.equal(read, files.length);
 });

@@ -16,8 +16,12 @@ from lib_lora import Engine, Entry, FileError, Stack, inspect_file, load_network
 
 CONFIGS = {
     "unet": {
-        "r": 4, "lora_alpha": 8, "use_rslora": True, "use_dora": True,
-        "rank_pattern": {"k": 2}, "alpha_pattern": {"k": 3},
+        "r": 4,
+        "lora_alpha": 8,
+        "use_rslora": True,
+        "use_dora": True,
+        "rank_pattern": {"k": 2},
+        "alpha_pattern": {"k": 3},
     },
     "text_encoder": {"r": 2, "lora_alpha": 1},
     "text_encoder_2": {"r": 3, "lora_alpha": 6, "use_rslora": True},
@@ -140,7 +144,7 @@ def test_a_folder_that_is_no_component_is_named(folder, model):
     report = load_network(folder, model).report
     assert report.components == {"unet", "text_encoder_2"}
     assert report.warning == (
-        "its folder clip is not used: a part is in a folder with the name of a component, as unet or text_encoder"
+        "its folders without the name of a component, as unet or text_encoder, are not used: clip"
     )
 
 

@@ -1092,6 +1092,7 @@ export const ENGLISH = /** @type {const} */ ({
     // about files that are moved
     "said.files.stays": "{name} stays: {why}",
     "said.files.taken": "there is a file {file} already",
+    "said.files.folderTaken": "there is a folder {name} already",
     "said.files.sameNotes": "{name} has the same notes beside it",
     "said.files.selectIt": "select it, too",
     "said.files.gone": "it is gone",
@@ -1242,6 +1243,9 @@ export const ENGLISH = /** @type {const} */ ({
         other: "{count} of {layers} layers fit this model",
     },
     "said.keysUnused": {one: "{count} key unused: {why}", other: "{count} keys unused: {why}"},
+    "said.partUnused": "its {part} is not used: {why}",
+    "said.strangeParts": "its folders without the name of a component, as unet or text_encoder, are not used: {names}",
+    "said.noParts": "it is a folder, and no folder of a component in it has an adapter_model.safetensors",
     "said.leftOut": {
         one: "{count} of {layers} layers is left out",
         other: "{count} of {layers} layers are left out",

@@ -8,7 +8,7 @@
  */
 
 import {html, useMemo, useState} from "../vendor/preact.js";
-import {facets, foldersAt, foldersOf, NO_FILTERS, SHOWS, SORTS, select} from "../catalog.js";
+import {facets, foldersAt, foldersOf, NO_FILTERS, prepareSearch, SHOWS, SORTS, select} from "../catalog.js";
 import {VIEWS} from "../library.js";
 import {t} from "../words.js";
 import {Icon} from "./icons.js";
@@ -42,7 +42,7 @@ export function Library({tab, state}) {
     return html`<section class="rt-library" aria-label=${t("library.files")} onKeyDown=${(/** @type {Key} */ event) => selectByKey(event, tab, found)}>
         <div class="rt-toolbar"><div class="rt-line">
             <input type="search" aria-label=${t("library.search")} placeholder=${t("library.search")} autocomplete="off" spellcheck=${false}
-                value=${state.query} onInput=${(event) => tab.set({query: event.target.value})} />
+                value=${state.query} onFocus=${() => prepareSearch(catalog)} onInput=${(event) => tab.set({query: event.target.value})} />
             <${Button} label=${t("library.filters")} class="rt-small" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>
                 ${active ? t("library.filtersSet", {count: active}) : t("library.filters")}<//>
             <${WordButton} icon="refresh" word=${t("library.refresh")} label=${t("library.refreshHint")}

@@ -135,6 +135,14 @@ def test_what_is_found_is_searched_by_several_words_over_all_that_is_known(tab: 
     tab.button("Insert zorp into the prompt").wait_for()
 
 
+def test_what_searches_look_through_is_made_once_the_search_has_the_focus(tab: Tab) -> None:
+    row = "window.remoraTab.library.catalog.all[0]"
+    counted = f"Object.defineProperty({row}, 'captions', {{get: () => {{ window.read = 1; return ''; }}}})"
+    tab.page.evaluate(f"() => {{ {counted}; }}")
+    tab.root.get_by_role("searchbox", name="Search LoRA").click()
+    tab.page.wait_for_function("window.read === 1")
+
+
 def test_files_that_come_are_shown_without_being_asked_for_and_bad_ones_with_the_reason(tab: Tab, copy: Path) -> None:
     (copy.with_name("copied.<img src=x onerror=alert(1)>.safetensors")).write_bytes(b"x" * 100)
     tab.button("Insert copied into the prompt").wait_for(timeout=LONG)

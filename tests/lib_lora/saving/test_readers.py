@@ -121,6 +121,7 @@ def test_diffusers_and_peft_read_all_but_norms(pipe, tmp_path):
         found = [name for part in parts_of(own) for name in check_layers(wanted, part, getattr(own, part))]
         folder = convert_file(source, tmp_path / f"{kind}, folder", spelling="peft", components=parts_of(pipe))
         assert {path.name for path in folder.path.iterdir()} == {"unet", "text_encoder"}
+        assert load_network(folder.path, parts_of(pipe)).report.components == {"unet", "text_encoder"}
         assert folder.nbytes == sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
         for part, model in parts_of(pipe).items():
             model = PeftModel.from_pretrained(copy.deepcopy(model), str(folder.path / part)).base_model.model
