@@ -58,8 +58,8 @@ class Network(NotCopied):
         why a layer does not fit.
         """
         own, present = parsed.component, list(self._indexes)
-        if own is not None and not is_denoiser(own):
-            present = [name for name in present if name == own]  # a text encoder may have the layers of another one
+        if own is not None:  # one text encoder may have the layers of another
+            present = [name for name in present if name == own or (is_denoiser(name) and is_denoiser(own))]
         for name in {group.component for group in parsed.groups}:
             tiers = candidates(name, present, parsed.experts)
             self._tiers[name] = tiers, int(name in self._indexes) if name in EXACT else len(tiers)

@@ -304,6 +304,26 @@ def test_state_stack_and_inspection(ask: Checked) -> None:
     assert ask("GET", "/inspect", params={"name": "zorp", "model": "loaded"})["hit"] == 264
 
 
+def test_a_lora_of_several_components_is_inspected_as_one(ask: Checked, runner: Runner, copy: Path) -> None:
+    catalog, content = runner.studio.session.catalog, copy.read_bytes()
+    for part in ("unet", "text_encoder"):
+        (copy.parent / "sks" / part).mkdir(parents=True)
+        (copy.parent / "sks" / part / "adapter_model.safetensors").write_bytes(content)
+    catalog.refresh()
+    try:
+        alone = ask("GET", "/inspect", params={"name": "sks"})
+        assert (alone["layers"], alone["changes_nothing"], alone["warning"]) == (528, False, "")
+        loaded = ask("GET", "/inspect", params={"name": "sks", "model": "loaded"})
+        assert (loaded["hit"], loaded["components"]) == (264, ["text_encoder", "unet"])  # each acts on its own
+        told = ask("GET", "/lora", params={"name": "sks"})
+        assert (told["name"], told["folder"], told["layers"], told["size"]) == ("sks", "sks", 528, 2 * len(content))
+        (copy.parent / "sks" / "text_encoder" / "adapter_model.safetensors").write_bytes(b"")
+        assert "its text_encoder is not used: it is empty" in ask("GET", "/inspect", params={"name": "sks"})["warning"]
+    finally:
+        shutil.rmtree(copy.parent / "sks")
+        catalog.refresh()
+
+
 def test_the_setting_of_brackets_around_tags_is_switched(ask: Checked, runner: Runner) -> None:
     assert ask("GET", "/state")["grammar"] is False
     try:
