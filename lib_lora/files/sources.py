@@ -63,10 +63,14 @@ def component_files(folder: str | Path) -> dict[str, Path]:
     """
     check_path(folder, "component_files('a folder')")
     order = sorted(EXACT, key=lambda name: (role(name) != DENOISER, name))
-    found = {name: one for name in order if (one := Path(folder, name, _NAMES[0])).is_file()}
+    found = {name: path for name in order if _is_file(path := Path(folder, name, _NAMES[0]))}
     if found:
-        found |= {one: path for one in order if one not in found and (path := Path(folder, one, _PICKLED)).is_file()}
+        found |= {one: path for one in order if one not in found and _is_file(path := Path(folder, one, _PICKLED))}
     return found
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113  # `Path` raises for a name that is too long
 
 
 def strange_parts(folder: Path) -> list[str]:

@@ -435,8 +435,7 @@ def _each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str,
         except FileError as error:
             faults.append(f"its {name} is not used: {error.reason}")
     if not made:
-        text = "it is a folder, and no folder of a component in it has an adapter_model.safetensors"
-        raise FileError(folder, "; ".join(faults) or text)
+        raise FileError(folder, "; ".join(faults) or "it is gone")
     if strange := strange_parts(folder):
         more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
         names = f"{', '.join(map(printed, strange[:_SHOWN]))}{more}"
@@ -499,7 +498,7 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
     """
     indexes = _indexes(components, "load_network(path, {})")
     check_type(reading, Reading, "reading", "a Reading, as Reading(alpha=8)")
-    if Path(path).is_dir():
+    if component_files(path):
         return FolderNetwork(Path(path), indexes, _reading_of(Path(path), reading))
     return Network(ParsedFile(AdapterFile.open(path)), indexes, with_sidecar(Path(path), reading))
 
@@ -511,7 +510,7 @@ def inspect_file(path: str | Path) -> NetworkReport:
         FileError: the file cannot be read; also its subclasses.
     """
     check_path(path, "inspect_file('lora.safetensors')")
-    if (folder := Path(path)).is_dir():
+    if component_files(folder := Path(path)):
         return _together(folder, *_each_part(folder, lambda one: one.report(reading=_reading_of(folder, USUAL))))
     return ParsedFile(AdapterFile.open(path)).report(reading=with_sidecar(Path(path), USUAL))
 

@@ -1245,7 +1245,6 @@ export const ENGLISH = /** @type {const} */ ({
     "said.keysUnused": {one: "{count} key unused: {why}", other: "{count} keys unused: {why}"},
     "said.partUnused": "its {part} is not used: {why}",
     "said.strangeParts": "its folders without the name of a component, as unet or text_encoder, are not used: {names}",
-    "said.noParts": "it is a folder, and no folder of a component in it has an adapter_model.safetensors",
     "said.leftOut": {
         one: "{count} of {layers} layers is left out",
         other: "{count} of {layers} layers are left out",
