@@ -125,7 +125,7 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
     model, made = load_model(found.model, torch.float32), dict[Shown, Image.Image]()
     with closing(open_studio(model, torch.device("cpu"), [found.loras])) as studio:
         for name, rows in SHEETS.items():
-            sheet(studio, rows, made).save(folder / f"{name}.webp", quality=85, method=6)
+            sheet(studio, rows, made).save(folder / f"{name}.webp", quality=70, method=6)
 
 
 def draw_saved(folder: Path, demo: Path) -> None:
