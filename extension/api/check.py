@@ -234,8 +234,7 @@ class FileMeasure:
 
 
 def _blocks(measured: FileMeasures) -> list[records.CheckBlock]:
-    """Return the part of a file in each block, in the order of the file."""
-    blocks = measured.parts(lambda one: (one.layer.component, one.layer.block))
+    """Return the part of a file in each block, as the blocks lie in a model."""
     return [
         {
             "component": component,
@@ -247,7 +246,7 @@ def _blocks(measured: FileMeasures) -> list[records.CheckBlock]:
             "rank_90": part.rank_for(0.9),
             "rank_99": part.rank_for(0.99),
         }
-        for (component, block), part in blocks.items()
+        for (component, block), part in measured.by_place().items()
     ]
 
 

@@ -230,11 +230,20 @@ export function pagePart(name) {
     return {
         possible: button !== null,
         visible: Boolean(button?.getClientRects().length),
-        label: button?.textContent?.trim() ?? "",
+        label: labelOf(button),
         busy: Boolean(button?.disabled) || partOf(name, "interrupt")?.style.display === "block",
         picture: picture?.src ?? "",
         seed: picture ? seedOf(shownText(name)) : null,
     };
+}
+
+/**
+ * Return the text of a button; once, where the page repeats it in an element beside it, as SD.Next's Modern UI does.
+ * @param {HTMLElement | null} button
+ */
+function labelOf(button) {
+    const nodes = [...(button?.childNodes ?? [])].filter((node) => !(node instanceof Comment));
+    return nodes.map((node) => node.textContent?.trim()).find(Boolean) ?? "";
 }
 
 /**

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..files.components import TEXT_ENCODER, role
+from ..naming.blocks import block_order
 from ..naming.parsed import Group
 from ..tensors import LARGEST
 from .deltas import count_of
@@ -164,8 +165,14 @@ class FileMeasures(PartMeasures):
         return self.parts(lambda one: one.layer.component)
 
     def by_block(self) -> dict[str, PartMeasures]:
-        """Return block -> its measures, in the order of the file."""
-        return self.parts(lambda one: one.layer.block or one.layer.component)
+        """Return block -> its measures, as the blocks lie in a model, text encoders first."""
+        found = self.parts(lambda one: one.layer.block or one.layer.component)
+        return {name: found[name] for name in sorted(found, key=block_order)}
+
+    def by_place(self) -> dict[tuple[str, str], PartMeasures]:
+        """Return component and block -> its measures, as they lie in a model, text encoders first."""
+        found = self.parts(lambda one: (one.layer.component, one.layer.block))
+        return {place: found[place] for place in sorted(found, key=lambda one: (block_order(one[0]), block_order(one[1])))}
 
     def parts(self, name_of: Callable[[LayerMeasures], Name]) -> dict[Name, PartMeasures]:
         """Return the layers that have the same name together, in the order of the file."""

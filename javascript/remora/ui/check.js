@@ -71,6 +71,11 @@ function Found({tab, found, standings, entry}) {
     const factors = acting?.some((factor) => factor !== 1) ? acting : null;
     const measured = found.blocks.length > 0;
     const components = Object.entries(found.components);
+    const sizes = [
+        measured && t("check.norm", {norm: short(found.norm)}),
+        found.relative !== null && t("check.relative", {share: percent(found.relative)}),
+        measured && placeOf(standings.norm),
+    ];
     return html`<div class="rt-part" role="status">
             ${found.verdicts.map((one) => html`<${Verdict} key=${one.name} verdict=${one} standing=${standings[one.figure]} />`)}
             ${measured && !found.verdicts.length && html`<p>${t("check.fine")}</p>`}
@@ -91,10 +96,9 @@ function Found({tab, found, standings, entry}) {
             <${Bars} label=${t("check.kept")} bars=${found.kept.map(([rank, share]) => ({name: t("check.rank", {rank}), share}))} />
             <p class="rt-hint">${t("check.needs", {low: found.rank_90, high: found.rank_99, rank: found.rank})}</p>`
         }
-        <p class="rt-hint">${measured && t("check.norm", {norm: short(found.norm)})}
-            ${found.relative !== null && t("check.relative", {share: percent(found.relative)})}
-            ${measured && placeOf(standings.norm)}
-            ${found.relative === null && pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})}</p>`;
+        <p class="rt-hint">${sizes.filter(Boolean).join(" ")} ${
+            found.relative === null && pieces("check.withModel", {command: html`<code>${COMMAND}</code>`})
+        }</p>`;
 }
 
 /** @param {{blocks: CheckBlock[], factors: (number | null)[] | null}} props */

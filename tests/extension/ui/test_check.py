@@ -231,7 +231,7 @@ def test_a_file_that_only_a_model_can_measure_is_not_said_to_be_good(served: Ser
         assert "doctor FILE --model MODEL" in told
         page.keyboard.press("Escape")
         dialog = checked(Tab(page), "stars")
-        dialog.get_by_text(re.compile(r"That is [\d.]+ % of the norm of the model")).wait_for(timeout=LONG)
+        dialog.get_by_text(re.compile(r"is [\d.]+\. That is [\d.]+ % of the norm of the model")).wait_for(timeout=LONG)
         told = dialog.locator("details", has_text="Check").inner_text()
         assert "doctor FILE" not in told
         assert "cannot be measured" not in told

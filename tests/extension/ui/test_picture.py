@@ -34,7 +34,9 @@ def tab(served: Served, browser: Any) -> Iterator[Tab]:
 def test_a_strength_is_tried_without_leaving_the_tab(tab: Tab) -> None:
     strip = tab.root.get_by_role("group", name="Picture", exact=True)
     tab.write("a fox <lora:stripes:0.5>")
-    strip.get_by_role("button", name="Generate with the prompt of txt2img").click()
+    button = strip.get_by_role("button", name="Generate with the prompt of txt2img")
+    assert button.inner_text() == "Generate", "SD.Next's Modern UI has the text twice"
+    button.click()
     strip.get_by_role("button", name="Stop").wait_for()
     strip.get_by_text("Seed 40 stripes 0.5").wait_for(timeout=LONG)
     tab.row("stripes").get_by_text("✓ applied: 278 of 278 layers").wait_for(timeout=LONG)
@@ -90,3 +92,21 @@ def test_compare_begins_with_the_seed_of_the_picture_and_pictures_are_found_by_t
 def test_in_modern_ui_the_tabs_button_says_what_it_opens(tab: Tab) -> None:
     button = tab.page.locator("button[tabitemid]")
     assert (button.inner_text(), button.get_attribute("title")) == ("LoRA", "Remora")
+
+
+def test_on_a_phone_the_lora_of_the_picture_are_in_sight(served: Served, browser: Any) -> None:
+    page = HOST.read_text("utf-8").replace("let seed = 40", "let seed = 2817652815")
+    own = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with opened(
+        served,
+        browser,
+        lambda one: one.route(f"{served.url}/", lambda route: route.fulfill(body=page, content_type="text/html")),
+        **own,
+    ) as phone:
+        tab = Tab(phone, "#txt2img_prompt textarea").ready()
+        tab.write("a fox <lora:stripes:0.5> <lora:night:0.5>")
+        tab.button("Generate with the prompt of txt2img").tap()
+        text = tab.root.get_by_text("Seed 2817652815 stripes 0.5, night 0.5")
+        text.wait_for(timeout=LONG)
+        assert text.evaluate("one => one.scrollHeight <= one.clientHeight"), "no part of it is cut off"
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -714,7 +714,10 @@ def test_what_became_of_each_is_told_at_its_row(tab: Tab, served: Served) -> Non
     changed.get_by_text("From the latest picture: ✓ applied: 264 of 264 layers").wait_for()
     tab.button("Remove stripes").last.click()
     tab.button("Remove zorp").last.click()
-    tab.root.get_by_role("list", name="Other LoRA of the latest picture").get_by_text("264 of 264").wait_for()
+    others = tab.root.get_by_role("list", name="Other LoRA of the latest picture")
+    others.get_by_text("264 of 264").wait_for()
+    name = others.locator(".rt-name").first
+    assert name.bounding_box()["height"] == name.locator("> *").bounding_box()["height"], "no empty lines around it"
 
 
 def test_a_file_that_goes_while_the_page_is_open_is_said_where_it_is_used(tab: Tab, copy: Path) -> None:

@@ -41,7 +41,7 @@ def test_shares_of_blocks_and_components(tmp_path: Path) -> None:
     energies = [delta.square().sum().item() for delta in dense]
     total = sum(energies)
     assert found.norm == pytest.approx(total**0.5, rel=1e-5)
-    assert list(found.by_block()) == sorted(names.values(), key=list(found.by_block()).index)
+    assert list(found.by_block()) == ["text_encoder", "IN04", "M00", "OUT11"]
     for block, energy in zip(names.values(), energies, strict=True):
         assert found.share(found.by_block()[block]) == pytest.approx(energy / total, rel=1e-5)
     assert found.text_encoder_share == pytest.approx(energies[3] / total, rel=1e-5)
@@ -60,6 +60,18 @@ def test_blocks_of_a_transformer_by_flattened_and_dotted_names(tmp_path: Path) -
     tensors = pair("transformer.single_transformer_blocks.3.attn.to_q", (12, 8), 1)
     tensors = {key.replace("lora_down", "lora_A").replace("lora_up", "lora_B"): one for key, one in tensors.items()}
     assert list(measured(tmp_path / "b.safetensors", tensors).by_block()) == ["S03"]
+
+
+def test_blocks_are_in_the_order_of_the_model_where_those_of_the_file_are_by_their_names(tmp_path: Path) -> None:
+    names = [f"lora_unet_{kind}_blocks_{at}_linear1" for kind in ("single", "double") for at in (10, 9, 2)]
+    tensors = {}
+    for name in [*names, "lora_te1_text_model_encoder_layers_10_mlp_fc1"]:
+        tensors |= pair(name, (12, 8), 1)
+    found = measured(tmp_path / "a.safetensors", tensors)
+    assert [one.layer.block for one in found.layers] != [block for _, block in found.by_place()]
+    blocks = ["text_encoder", "D02", "D09", "D10", "S02", "S09", "S10"]
+    assert list(found.by_block()) == blocks
+    assert [block or component for component, block in found.by_place()] == blocks
 
 
 def test_what_a_lower_rank_keeps(tmp_path: Path) -> None:
