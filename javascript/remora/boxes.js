@@ -21,8 +21,8 @@ const BOXES = [
 const SETTINGS = {
     steps: ["steps"],
     cfg_scale: ["cfg_scale", "cfg"],
-    width: ["width"],
-    height: ["height"],
+    width: ["width", "before_resize_width"], // the latter in SD.Next's "control"
+    height: ["height", "before_resize_height"],
     seed: ["seed"],
     sampler: ["sampling", "sampler"],
     schedule: ["scheduler"],
