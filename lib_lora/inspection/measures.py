@@ -172,7 +172,9 @@ class FileMeasures(PartMeasures):
     def by_place(self) -> dict[tuple[str, str], PartMeasures]:
         """Return component and block -> its measures, as they lie in a model, text encoders first."""
         found = self.parts(lambda one: (one.layer.component, one.layer.block))
-        return {place: found[place] for place in sorted(found, key=lambda one: (block_order(one[0]), block_order(one[1])))}
+        return {
+            place: found[place] for place in sorted(found, key=lambda one: (block_order(one[0]), block_order(one[1])))
+        }
 
     def parts(self, name_of: Callable[[LayerMeasures], Name]) -> dict[Name, PartMeasures]:
         """Return the layers that have the same name together, in the order of the file."""

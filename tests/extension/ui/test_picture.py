@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +95,41 @@ def test_in_modern_ui_the_tabs_button_says_what_it_opens(tab: Tab) -> None:
     assert (button.inner_text(), button.get_attribute("title")) == ("LoRA", "Remora")
 
 
+@contextmanager
+def changed(served: Served, browser: Any, former: str, new: str, **context: Any) -> Iterator[Tab]:
+    """Yield the tab in a page with a change in it."""
+    html = HOST.read_text("utf-8")
+    assert former in html
+
+    def before(page: Any) -> None:
+        body = html.replace(former, new)
+        page.route(f"{served.url}/", lambda route: route.fulfill(body=body, content_type="text/html"))
+
+    with opened(served, browser, before, **context) as page:
+        yield Tab(page, "#txt2img_prompt textarea").ready()
+
+
 def test_on_a_phone_the_lora_of_the_picture_are_in_sight(served: Served, browser: Any) -> None:
-    page = HOST.read_text("utf-8").replace("let seed = 40", "let seed = 2817652815")
-    own = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-    with opened(
-        served,
-        browser,
-        lambda one: one.route(f"{served.url}/", lambda route: route.fulfill(body=page, content_type="text/html")),
-        **own,
-    ) as phone:
-        tab = Tab(phone, "#txt2img_prompt textarea").ready()
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with changed(served, browser, "let seed = 40", "let seed = 2817652815", **phone) as tab:
         tab.write("a fox <lora:stripes:0.5> <lora:night:0.5>")
         tab.button("Generate with the prompt of txt2img").tap()
         text = tab.root.get_by_text("Seed 2817652815 stripes 0.5, night 0.5")
         text.wait_for(timeout=LONG)
         assert text.evaluate("one => one.scrollHeight <= one.clientHeight"), "no part of it is cut off"
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_pictures_of_sdnexts_control_are_compared_in_the_size_of_the_page(served: Served, browser: Any) -> None:
+    number = '<div id="control_before_resize_{}"><input type="number" value="{}"></div>'
+    own = (
+        f'<div id="control_prompt"><textarea></textarea></div>{number.format("width", 96)}{number.format("height", 64)}'
+    )
+    former = '<div id="tab_remora">'
+    with changed(served, browser, former, own + former) as tab:
+        tab.pane("Stack")
+        tab.root.get_by_role("button", name="control", exact=True).click()
+        tab.page.locator("#control_prompt textarea").fill("a fox <lora:zorp:0.5>")
+        tab.root.get_by_role("button", name="Compare", exact=True).click()
+        dialog = tab.page.get_by_role("dialog", name="Compare")
+        assert [dialog.get_by_label(name, exact=True).input_value() for name in ("Width", "Height")] == ["96", "64"]
