@@ -112,9 +112,9 @@ def changed(served: Served, browser: Any, former: str, new: str, **context: Any)
 def test_on_a_phone_the_lora_of_the_picture_are_in_sight(served: Served, browser: Any) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
     with changed(served, browser, "let seed = 40", "let seed = 2817652815", **phone) as tab:
-        tab.write("a fox <lora:stripes:0.5> <lora:night:0.5>")
+        tab.write("a fox <lora:stripes:0.5> <lora:night:0.5> <lora:zorp:0.5>")
         tab.button("Generate with the prompt of txt2img").tap()
-        text = tab.root.get_by_text("Seed 2817652815 stripes 0.5, night 0.5")
+        text = tab.root.get_by_text("Seed 2817652815 stripes 0.5, night 0.5, zorp 0.5")
         text.wait_for(timeout=LONG)
         assert text.evaluate("one => one.scrollHeight <= one.clientHeight"), "no part of it is cut off"
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
