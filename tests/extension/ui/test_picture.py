@@ -110,7 +110,7 @@ def changed(served: Served, browser: Any, former: str, new: str, **context: Any)
 
 
 def test_on_a_phone_the_lora_of_the_picture_are_in_sight(served: Served, browser: Any) -> None:
-    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
     with changed(served, browser, "let seed = 40", "let seed = 2817652815", **phone) as tab:
         tab.write("a fox <lora:stripes:0.5> <lora:night:0.5> <lora:zorp:0.5>")
         tab.button("Generate with the prompt of txt2img").tap()
@@ -118,6 +118,12 @@ def test_on_a_phone_the_lora_of_the_picture_are_in_sight(served: Served, browser
         text.wait_for(timeout=LONG)
         assert text.evaluate("one => one.scrollHeight <= one.clientHeight"), "no part of it is cut off"
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        tab.page.set_viewport_size({"width": 557, "height": 844})  # as SD.Next's Modern UI makes of a phone
+        tab.pane("Library")
+        tab.button("About zorp").tap()
+        dialog = tab.page.get_by_role("dialog", name="zorp")
+        beside, main = (dialog.locator(f".rt-details-{part}").bounding_box() for part in ("side", "main"))
+        assert beside["width"] == main["width"] > 500, "one below the other"
 
 
 def test_pictures_of_sdnexts_control_are_compared_in_the_size_of_the_page(served: Served, browser: Any) -> None:

@@ -315,7 +315,9 @@ def test_files_are_selected_tagged_moved_renamed_deleted_and_brought_back(
     trash.get_by_text("copied.new").wait_for(timeout=LONG)
     assert faults(tab.page) == [], "the trash"
     foot = trash.locator(".rt-dialog-foot")
-    assert (foot.inner_text(), foot.evaluate("foot => foot.offsetHeight")) == ("", 0), "one file needs no button for all"
+    assert (foot.inner_text(), foot.evaluate("foot => foot.offsetHeight")) == ("", 0), (
+        "one file needs no button for all"
+    )
     tab.page.keyboard.press("Escape")
     press("Undo")
     says("This was taken back.")
