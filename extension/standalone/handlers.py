@@ -70,14 +70,13 @@ class Handlers:
         tab = request.session_hash or ""
         self._jobs[tab] = job = None
         try:
-            yield Update(generate=gr.update(interactive=False))
             self._jobs[tab] = job = await run_in_threadpool(
                 lambda: self._backend.submit(_request(*self._understood(values)))
             )
             async for update in self._follow(job):
                 yield update
         except (RequestError, LoraError) as error:
-            yield Update(outcome=self._why(error), older=shown.older())
+            yield Update(outcome=self._why(error), older=shown.older(), generate=gr.update(interactive=False))
         finally:
             if job is not None:
                 job.cancel()  # the tab was closed; without effect on a job that is done
@@ -126,6 +125,7 @@ class Handlers:
             progress=shown.bar(job.progress),
             outcome="",
             older="",
+            generate=gr.update(interactive=False),
             cancel=gr.update(interactive=True),
         )
         last: Any = None

@@ -242,7 +242,7 @@ export function pagePart(name) {
  * @param {HTMLElement | null} button
  */
 function labelOf(button) {
-    const nodes = [...(button?.childNodes ?? [])].filter((node) => !(node instanceof Comment));
+    const nodes = [...(button?.childNodes ?? [])].filter((node) => node.nodeName !== "#comment");
     return nodes.map((node) => node.textContent?.trim()).find(Boolean) ?? "";
 }
 

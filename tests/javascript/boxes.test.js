@@ -359,7 +359,7 @@ const SEEDS = JSON.stringify({infotexts: ["a\nSteps: 2, Seed: 11, Size: 8x8", "b
 function a1111(gallery, texts, more = {}) {
     /** @type {{[id: string]: any}} */
     const ids = {
-        txt2img_generate: element({textContent: " Generate "}),
+        txt2img_generate: element({childNodes: [{nodeName: "#text", textContent: " Generate "}]}),
         txt2img_interrupt: element({}),
         txt2img_gallery: gallery,
         ...more,
