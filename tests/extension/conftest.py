@@ -30,6 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(*_SCHEDULERS))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def search_beside_tests() -> Iterator[None]:
+    """Let the search for copies have the usual priority: with the lowest one it waits for other processes of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("extension.library.copies._LOWEST", 0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """Return the demo's model and LoRAs, in a copy that tests may write to."""

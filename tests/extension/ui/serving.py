@@ -21,6 +21,12 @@ playwright = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 60_000  # milliseconds
 START = 120  # seconds
+STARTED = """import runpy
+from extension.library import copies
+copies._LOWEST = 0
+runpy.run_module("extension.standalone", run_name="__main__", alter_sys=True)
+"""
+"""As `python -m extension.standalone`, but for the priority of the search for copies, which would wait for the tests."""
 SMALL = Path(__file__).with_name("small_page.html")
 LOOK = {"viewport": {"width": 1400, "height": 1000}}
 _SHARED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -48,7 +54,7 @@ def serving(pictures: Path, loras: Path, arguments: list[str]) -> Iterator[Serve
     port = free_port()
     served = Served(f"http://127.0.0.1:{port}", pictures, loras)
     log = pictures / "log.txt"
-    command = [sys.executable, "-m", "extension.standalone", "--no-browser", f"--port={port}", "--device=cpu"]
+    command = [sys.executable, "-c", STARTED, "--no-browser", f"--port={port}", "--device=cpu"]
     command += [f"--output-dir={pictures}", f"--data-dir={pictures / 'data'}", *arguments]
     with log.open("wb") as output:
         # one thread: several, on cores that others use, wait for each other many times longer than they compute
