@@ -287,7 +287,7 @@ def duration(seconds: float) -> str:
 def report(name: str, options: argparse.Namespace, text: str, rows: Sequence[Record]) -> None:
     """Print the tables below a line on the machine; write the rows as JSON if asked to."""
     found = machine()
-    settings = {key: value for key, value in vars(options).items() if key != "json"}
+    settings = {key: str(one) if isinstance(one, Path) else one for key, one in vars(options).items() if key != "json"}
     print(f"## {name}\n")
     print(f"{found['cpu']}, {found['cores']} cores, {found['threads']} threads, torch {found['torch']}")
     print(", ".join(f"{key} {value}" for key, value in settings.items() if key != "threads"), end="\n\n")
