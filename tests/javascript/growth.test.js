@@ -183,5 +183,6 @@ for (const [readers, shapes] of /** @type {const} */ ([
 
 test("a pattern that grows with the square is seen", () => {
     const trimmed = (/** @type {string} */ text) => text.replace(/,?[ \t]*$/, "");
-    assert.ok(growth(trimmed, ["a", " ", "x"]) > MOST);
+    // other programs may make the time of a short text long, so that the long one's looks in proportion
+    assert.ok([...Array(10)].some(() => growth(trimmed, ["a", " ", "x"]) > MOST));
 });
