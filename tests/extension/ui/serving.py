@@ -26,7 +26,7 @@ from extension.library import copies
 copies._LOWEST = 0
 runpy.run_module("extension.standalone", run_name="__main__", alter_sys=True)
 """
-"""As `python -m extension.standalone`, but for the priority of the search for copies, which would wait for the tests."""
+"""As `python -m extension.standalone`, but for the priority of the search for copies, which waited for the tests."""
 SMALL = Path(__file__).with_name("small_page.html")
 LOOK = {"viewport": {"width": 1400, "height": 1000}}
 _SHARED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
