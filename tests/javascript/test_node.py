@@ -18,14 +18,17 @@ LONGEST = 120  # seconds
 
 def test_the_browser_code_passes_its_tests_in_node() -> None:
     files = sorted(str(file) for file in HERE.glob("*.test.js"))
-    done = node(
-        ["--test", "--test-reporter=spec", *files],
-        return_completed_process=True,
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=LONGEST,
-    )
+    for _ in range(2):  # other programs may mislead the tests of how times grow; a fault fails again
+        done = node(
+            ["--test", "--test-reporter=spec", *files],
+            return_completed_process=True,
+            cwd=ROOT,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=LONGEST,
+        )
+        if done.returncode == 0:
+            break
     report = f"{done.stdout}\n{done.stderr}"
     assert done.returncode == 0, report
     counts = {what: int(count) for what, count in re.findall(r"^\S+ (tests|pass|skipped|todo) (\d+)$", report, re.M)}
