@@ -253,7 +253,7 @@ def walk_again(
 
 
 def _together(found: Sequence[Found]) -> Iterator[Found]:
-    """Yield files in their order, those of a LoRA that PEFT saved component by component as one."""
+    """Yield files in their order, and one file for each LoRA that PEFT saved component by component."""
     parts: dict[Path, list[Found]] = {}
     for one in found:
         if one.file.is_folder:

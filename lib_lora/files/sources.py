@@ -74,7 +74,7 @@ def _is_file(path: Path) -> bool:
 
 
 def strange_parts(folder: Path) -> list[str]:
-    """Return the names of the folders beside those of `component_files` that have a file of PEFT."""
+    """Return the names of folders that have a file of PEFT, and are not named for a component."""
     return sorted({one.parent.name for one in folder.glob(f"*/{_NAMES[0]}")} - EXACT)
 
 

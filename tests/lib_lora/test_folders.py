@@ -156,7 +156,7 @@ def test_a_change_of_any_part_is_seen_at_the_next_activation(folder, model):
         config = folder / "text_encoder" / "adapter_config.json"
         config.write_text(json.dumps({**CONFIGS["text_encoder"], "lora_alpha": 100}))
         engine.activate(Stack([Entry(folder)]))
-        assert not torch.allclose(model["text_encoder"]["q"](x), before)
+        assert not torch.allclose(model["text_encoder"]["q"](x), before, rtol=1e-5, atol=1e-8)
         shutil.rmtree(folder / "text_encoder")
         assert engine.activate(Stack([Entry(folder)])).entries[0].components == {"unet", "text_encoder_2"}
 
