@@ -390,6 +390,8 @@ export interface FileCheck {
     trained: {[name: string]: string};
     /** layers that cannot be measured without the model, by kind */
     unmeasured: {[name: string]: number};
+    /** why parts of a folder that PEFT saved component by component are not measured */
+    faults: string[];
     verdicts: CheckVerdict[];
 }
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
-from .files.sources import path_of
+from .files.sources import component_files, path_of
 from .inspection import doctor
 from .inspection.key_list import key_list
 from .inspection.renames import Rename, load_with_renames
 from .inspection.skeleton import model_skeleton
 from .inspection.zeros import changes_nothing
 from .naming.architectures.base import known_architectures
+from .naming.network import inspect_file, load_network
 from .naming.parsed import ParsedFile
 from .report import Family, NetworkReport
 from .saving import command
@@ -40,11 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(command.run(options))
             return 0
         model = None if options.model is None else model_skeleton(options.model)
-        file = AdapterFile.open(path_of(options.file))
-        report, renames = (ParsedFile(file).report(), []) if model is None else load_with_renames(file, model)
-        zero = changes_nothing(file)
+        path = path_of(options.file, parts=True)
+        parts = component_files(path)
+        files = {f"{name}/": AdapterFile.open(part) for name, part in parts.items()} or {"": AdapterFile.open(path)}
+        renames = list[Rename]()
+        if model is None:
+            report = inspect_file(path)
+        elif parts:  # PEFT writes the model's own names
+            report = load_network(path, model).report
+        else:
+            report, renames = load_with_renames(files[""], model)
+        zero = all(changes_nothing(file) for file in files.values())
         if options.report is not None:
-            options.report.write_text(json.dumps(key_list(file, report, model), indent=1) + "\n")
+            options.report.write_text(json.dumps(key_list(files, report, model), indent=1) + "\n")
     except (LoraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -217,6 +217,7 @@ class FileMeasure:
             "spectrum": measured.spectrum()[:_DIRECTIONS],
             "trained": trained(measured.file.report.metadata, path.stem),
             "unmeasured": dict(measured.unmeasured),
+            "faults": list(measured.file.report.faults),
             "verdicts": [_verdict(one) for one in verdicts(measured)],
         }
 

@@ -370,6 +370,7 @@ class FileCheck(TypedDict):
     spectrum: Annotated[list[float], "the share of each direction in the energy of all layers, the strongest 64"]
     trained: Annotated[dict[str, str], "what the header says of the training"]
     unmeasured: Annotated[dict[str, int], "layers that cannot be measured without the model, by kind"]
+    faults: Annotated[list[str], "why parts of a folder that PEFT saved component by component are not measured"]
     verdicts: list[CheckVerdict]
 
 

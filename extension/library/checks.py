@@ -78,7 +78,7 @@ class Checks:
         Raises:
             TooManyChecks: too many others wait.
         """
-        key = measure, tuple((file.path, file.size, file.mtime_ns, _state(file.path)) for file in files)
+        key = measure, tuple((file.source, file.size, file.mtime_ns, *map(_state, file.files)) for file in files)
         with self._lock:
             check: Check[Result] | None = self._checks.get(key)
             if check is None:
@@ -87,7 +87,7 @@ class Checks:
                 check = self._checks[key] = Check()
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "remora-check")
-                self._thread.submit(self._in_thread, key, check, [file.path for file in files])
+                self._thread.submit(self._in_thread, key, check, [file.source for file in files])
             check.asked = time.monotonic()
             self._checks.move_to_end(key)
             if check.problem:

@@ -209,10 +209,8 @@ class CopyFinder:
         row = self._files.index.get(file)
         if row is not None and row.sketch:
             return row.sketch
-        if file.is_folder:
-            return b""
         try:
-            made = sketch(layers_of(file.path)).to_bytes()
+            made = sketch(layers_of(file.source)).to_bytes()
         except LoraError:  # `progress.left_out` says why, once the copies are looked for
             return b""
         self._files.index.keep_quietly(file, sketch=made)
@@ -229,8 +227,7 @@ class CopyFinder:
 
     def _usable(self) -> list[Row]:
         rows = self._files.index.rows()
-        known = [row for row in rows if row.facts is not None and not row.facts.problem]
-        return [row for row in known if not row.file.is_folder]  # a sketch is of one file
+        return [row for row in rows if row.facts is not None and not row.facts.problem]
 
     def _unsketched(self) -> list[CatalogFile]:
         rows = [row for row in self._usable() if not _is_read(row) and row.file not in self._left_out]
@@ -274,7 +271,7 @@ class CopyFinder:
 
         self._began = time.monotonic()
         try:
-            layers, row = layers_of(file.path), self._files.index.get(file)
+            layers, row = layers_of(file.source), self._files.index.get(file)
             made = row.sketch if row is not None and row.sketch else sketch(layers, self._step).to_bytes()
             figures = f"{_beginning()}{json.dumps(figures_by_factors(layers, self._step))}"
         except LoraError as error:
@@ -282,8 +279,8 @@ class CopyFinder:
         except _SearchEnded:
             raise
         except Exception as error:
-            logger.exception("remora: %s cannot be compared", file.path)
-            self._left_out[file] = f"{file.path.name} cannot be compared: {error!r:.200}"
+            logger.exception("remora: %s cannot be compared", file.source)
+            self._left_out[file] = f"{file.source.name} cannot be compared: {error!r:.200}"
         else:
             if file.is_current():
                 self._files.index.keep_quietly(file, sketch=made, figures=figures)

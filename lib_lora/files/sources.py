@@ -73,6 +73,12 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113  # `Path` raises for a name that is too long
 
 
+def whole_of(path: Path) -> Path:
+    """Return the folder with `component_files` to which a file belongs; the file itself where there is none."""
+    folder = path.parent.parent
+    return folder if path.name == _NAMES[0] and path in component_files(folder).values() else path
+
+
 def strange_parts(folder: Path) -> list[str]:
     """Return the names of folders that have a file of PEFT, and are not named for a component."""
     return sorted({one.parent.name for one in folder.glob(f"*/{_NAMES[0]}")} - EXACT)

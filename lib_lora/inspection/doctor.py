@@ -73,7 +73,7 @@ def report(options: argparse.Namespace) -> str:
         OSError: the table or the picture cannot be written.
     """
     write_picture = None if options.png is None else _drawing()
-    files = [path_of(path) for path in options.files]
+    files = [path_of(path, parts=True) for path in options.files]
     strengths = options.strengths or [1.0] * len(files)
     if len(strengths) != len(files):
         raise LoraError(f"{len(strengths)} strengths for {len(files)} files")

@@ -13,6 +13,7 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from ..errors import LoraError
+from ..files.sources import whole_of
 from .layers import FileLayers, Progress, layers_of, unheard
 from .measures import FileMeasures, LayerMeasures, measure
 from .sketches import has_factors
@@ -108,7 +109,7 @@ def standings_in(folder: Path, files: Sequence[FileLayers]) -> list[dict[str, St
     """
     own = {file.report.path.resolve(): figures_by_factors(file) for file in files}
     families, others = set(map(_family, files)), list[tuple[Path, str, Figures]]()
-    for path in sorted(folder.rglob("*.safetensors")):
+    for path in dict.fromkeys(map(whole_of, sorted(folder.rglob("*.safetensors")))):
         with suppress(LoraError):
             opened, place = layers_of(path), path.resolve()
             family = _family(opened)

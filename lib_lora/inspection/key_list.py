@@ -24,26 +24,34 @@ _LONGEST = 20_000
 """Characters of a value that is kept."""
 
 
-def key_list(file: AdapterFile, report: NetworkReport, components: Mapping[str, nn.Module] | None) -> dict[str, object]:
+def key_list(
+    files: Mapping[str, AdapterFile], report: NetworkReport, components: Mapping[str, nn.Module] | None
+) -> dict[str, object]:
     """Return what a report of a fault needs, as plain data for `json.dumps`; no weight, path, caption or picture.
 
     Args:
-        file: an adapter file, of which only the header is read.
-        report: of the file.
+        files: of the LoRA, by what its keys begin with in the list; only the headers are read.
+        report: of the LoRA.
         components: of the model that the file was resolved against, by diffusers' names, if there was one.
     """
-    told = (_TOLD.fullmatch, file.infos.get)  # some trainers write a note for each key
     kept = {
-        key: _PATH.sub("(path)", value)
+        prefix + key: _PATH.sub("(path)", value)
+        for prefix, file in files.items()
         for key, value in file.metadata.items()
-        if len(value) <= _LONGEST and any(is_told(key) for is_told in told)
+        if len(value) <= _LONGEST and (_TOLD.fullmatch(key) or key in file.infos)  # some trainers write a note for each
     }
     model = None if components is None else {name: _shapes(module) for name, module in components.items()}
     return {
         "version": 1,
-        "keys": {key: [str(info.dtype).removeprefix("torch."), list(info.shape)] for key, info in file.infos.items()},
+        "keys": {
+            prefix + key: [str(info.dtype).removeprefix("torch."), list(info.shape)]
+            for prefix, file in files.items()
+            for key, info in file.infos.items()
+        },
         "metadata": kept,
-        "metadata_left_out": sorted(set(file.metadata) - set(kept)),
+        "metadata_left_out": sorted(
+            {prefix + key for prefix, file in files.items() for key in file.metadata} - set(kept)
+        ),
         "family": report.architecture,
         "model_family": None if report.model is None else report.model.name,
         "format": report.format,

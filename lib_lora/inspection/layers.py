@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -16,10 +17,11 @@ from ..errors import ComponentError
 from ..files.components import DENOISER, EXACT, EXPERTS, role
 from ..files.file import AdapterFile
 from ..files.reading import USUAL, Reading, with_sidecar
+from ..files.sources import component_files
 from ..naming.binding import FusedWeight
 from ..naming.blocks import block_of
 from ..naming.index import LayerIndex
-from ..naming.network import Network
+from ..naming.network import Network, each_part, fitted, reported
 from ..naming.parsed import Group, ParsedFile
 from ..naming.places import Target
 from ..report import NetworkReport
@@ -148,15 +150,28 @@ class FileLayer:
 
 @dataclass(frozen=True, slots=True)
 class FileLayers:
-    """A file and its layers that can be measured."""
+    """A LoRA and its layers that can be measured."""
 
-    parsed: ParsedFile
+    files: tuple[ParsedFile, ...]
+    """One, or those of a folder that PEFT saved component by component."""
     report: NetworkReport
     layers: tuple[FileLayer, ...]
-    shapeless: tuple[Group, ...]
+    shapeless: tuple[tuple[AdapterFile, Group], ...]
     """Layers whose parameters do not tell the weight that they are for, as OFT's; only a model tells."""
     not_finite: tuple[str, ...]
     """Keys of tensors with numbers that are NaN or infinite; their layers are not in `layers`."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep the files open while their layers are read.
+
+        Raises:
+            FileError: a file changed on disk.
+        """
+        with ExitStack() as opened:
+            for one in self.files:
+                opened.enter_context(one.file.reading())
+            yield
 
 
 def layers_of(
@@ -168,7 +183,7 @@ def layers_of(
     """Open a file and list its layers; their tensors are read later, layer by layer.
 
     Args:
-        path: of the file.
+        path: of the file, or of a folder that PEFT saved component by component.
         components: of a model, by diffusers' names, to resolve the file against; its weights are read where needed.
         reading: how to read files that other programs read otherwise than they were trained.
         rank: how many rank components are used, if not all.
@@ -176,21 +191,37 @@ def layers_of(
     Raises:
         FileError: the file cannot be read, or is no adapter that Remora knows, or does not fit the model.
     """
-    file = AdapterFile.open(path)
-    reading, parsed = with_sidecar(file.path, reading), ParsedFile(file)
+    if component_files(folder := Path(path)):
+        parts, faults = each_part(folder, lambda parsed: _layers_of(parsed, components, reading, rank))
+        found = list(parts.values())
+        return FileLayers(
+            tuple([file for one in found for file in one.files]),
+            reported(folder, {name: one.report for name, one in parts.items()}, faults),
+            tuple([layer for one in found for layer in one.layers]),
+            tuple([group for one in found for group in one.shapeless]),
+            tuple([f"{name}/{key}" for name, one in parts.items() for key in one.not_finite]),
+        )
+    return _layers_of(ParsedFile(AdapterFile.open(path)), components, reading, rank)
+
+
+def _layers_of(
+    parsed: ParsedFile, components: Mapping[str, nn.Module] | None, reading: Reading, rank: int | None
+) -> FileLayers:
+    """List the layers of one file, likewise."""
+    file, reading = parsed.file, with_sidecar(parsed.file.path, reading)
     bad = file.not_finite([key for group in parsed.groups for key in group.reads])
     sound = [group for group in parsed.groups if group.recipe is not None and bad.isdisjoint(group.reads)]
     if components is not None:
         report, layers = _on_model(parsed, components, reading)
-        return FileLayers(parsed, report, tuple([replace(one, rank=rank) for one in layers]), (), tuple(sorted(bad)))
+        return FileLayers((parsed,), report, tuple([replace(one, rank=rank) for one in layers]), (), tuple(sorted(bad)))
     layers, usable = list[FileLayer](), {id(group) for group in sound}
     for group, adapter in parsed.by_themselves(reading)[0]:
         if group.own_site is not None and id(group) in usable:
             component = group.component or UNKNOWN
             shape, keys = group.own_site.shape, group.reads
             layers.append(FileLayer(file, component, group.module, adapter, shape, keys, rank=rank))
-    shapeless = tuple([group for group in sound if group.own_site is None])
-    return FileLayers(parsed, parsed.report(reading=reading), tuple(layers), shapeless, tuple(sorted(bad)))
+    shapeless = tuple([(file, group) for group in sound if group.own_site is None])
+    return FileLayers((parsed,), parsed.report(reading=reading), tuple(layers), shapeless, tuple(sorted(bad)))
 
 
 def _on_model(
@@ -198,8 +229,7 @@ def _on_model(
 ) -> tuple[NetworkReport, list[FileLayer]]:
     """Return the layers of a model that a file changes; raise NoMatchError where it does not fit."""
     indexes = {name: LayerIndex(name, module) for name, module in components.items()}
-    network = Network(parsed, list(indexes.values()), reading)
-    network.check_fit()
+    network = fitted(Network(parsed, list(indexes.values()), reading))
     found = []
     for one in network.bindings:
         index, target = indexes[one.component], one.target

@@ -202,12 +202,17 @@ class FileMeasures(PartMeasures):
     @cached_property
     def clipped(self) -> tuple[str, ...]:
         """Return the keys of tensors whose largest number is the largest of their dtype."""
-        file = self.file.parsed.file
-        infos = [(key, file.infos[key].dtype) for key in file.magnitudes]
-        narrow = [
-            (key, torch.finfo(dtype).max) for key, dtype in infos if dtype.is_floating_point and dtype.itemsize < 4
+        found = [
+            (key, one.file.infos[key].dtype, size)
+            for one in self.file.files
+            for key, size in one.file.magnitudes.items()
         ]
-        return tuple([key for key, largest in narrow if largest <= file.magnitudes[key] <= LARGEST])
+        narrow = [
+            (key, torch.finfo(dtype).max, size)
+            for key, dtype, size in found
+            if dtype.is_floating_point and dtype.itemsize < 4
+        ]
+        return tuple([key for key, largest, size in narrow if largest <= size <= LARGEST])
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -256,8 +261,8 @@ def measure(file: FileLayers, progress: Progress = unheard) -> FileMeasures:
     Raises:
         FileError: the file changed on disk.
     """
-    measured, unmeasured = list[LayerMeasures](), Counter([_kind(group) for group in file.shapeless])
-    with file.parsed.file.reading():
+    measured, unmeasured = list[LayerMeasures](), Counter([_kind(group) for _, group in file.shapeless])
+    with file.reading():
         for layer in counted(file.layers, progress):
             delta = layer.delta()
             if delta is None:

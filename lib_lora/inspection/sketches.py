@@ -151,19 +151,19 @@ def sketch(file: FileLayers, progress: Progress = unheard) -> Sketch:
         FileError: it changed on disk.
     """
     total = torch.zeros(NUMBERS, dtype=torch.float64)
-    with file.parsed.file.reading() as reader:
+    with file.reading():
         deltas = (None if _is_too_large(layer) else layer.delta() for layer in counted(file.layers, progress))
         for delta in _joined(deltas):
             total += _numbers(delta)
-        unknown = [key for group in file.shapeless for key in group.reads]
-        unknown += [key for layer in file.layers if _reads_base(layer.adapter) for key in layer.keys]
-        for tensor in counted(list(file.parsed.file.tensors(unknown).values()), progress):
+        unknown = [(own, key) for own, group in file.shapeless for key in group.reads]
+        unknown += [(layer.file, key) for layer in file.layers if _reads_base(layer.adapter) for key in layer.keys]
+        for own, key in counted(list(dict.fromkeys(unknown)), progress):
+            tensor = own.tensors([key])[key]
             if tensor.numel() > 1:
-                entries = reader.copy(tensor).double()
+                entries = own.reading().copy(tensor).double()
                 total += _numbers(DenseDelta((entries - entries.mean()).reshape(len(entries), -1)))
-    infos = file.parsed.file.infos
-    named = [named for group in file.parsed.groups for named in group.keys.items()]
-    dtypes = {str(infos[key].dtype) for param, key in named if param != "alpha"}
+    named = [(one.file.infos, named) for one in file.files for group in one.groups for named in group.keys.items()]
+    dtypes = {str(infos[key].dtype) for infos, (param, key) in named if param != "alpha"}
     training = Training.of(file.report.metadata)
     return Sketch(total, frozenset(dtypes), file.report.ranks, file.report.kinds, training)
 

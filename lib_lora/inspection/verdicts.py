@@ -128,11 +128,15 @@ def _numbers(file: FileMeasures) -> Iterator[Verdict]:
 
 def _scale(file: FileMeasures) -> Iterator[Verdict]:
     """Judge alpha and rank by what the header says."""
-    said, groups = file.file.report.metadata, file.file.parsed.groups
-    plain = [group for group in groups if group.recipe is not None and group.recipe.kind.name in ("lora", "loha")]
-    numbers = file.file.parsed.file.numbers
+    said = file.file.report.metadata
+    plain = [
+        (group, one.file.numbers)
+        for one in file.file.files
+        for group in one.groups
+        if group.recipe is not None and group.recipe.kind.name in ("lora", "loha")
+    ]
     alpha, rank = _number(said.get("ss_network_alpha")), _number(said.get("ss_network_dim"))
-    stored = {(numbers.get(group.keys.get("alpha", "")), group.rank) for group in plain}
+    stored = {(numbers.get(group.keys.get("alpha", "")), group.rank) for group, numbers in plain}
     scales = {one / own for one, own in stored if one is not None and own}
     by_header = alpha / rank if alpha and rank else 0.0
     if scales and by_header and not any(isclose(by_header, one, rel_tol=0.01) for one in scales):
@@ -141,7 +145,7 @@ def _scale(file: FileMeasures) -> Iterator[Verdict]:
         advice = f"If it is too strong or too weak, multiply its strength by {factors}."
         both = {"low": min(scales), "high": max(scales), "said": by_header}
         yield Verdict("alpha", False, "alpha divided by rank is", value, advice, numbers=both)
-    ranks = {group.rank for group in plain if group.rank is not None}
+    ranks = {group.rank for group, _ in plain if group.rank is not None}
     if ranks and rank and rank not in ranks:
         own = " to ".join(dict.fromkeys(map(str, (min(ranks), max(ranks)))))
         value = f"{own} in the tensors, {rank:g} in the header"

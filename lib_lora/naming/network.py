@@ -333,13 +333,13 @@ class FolderNetwork(Network):
     """
 
     def __init__(self, folder: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
-        parts, faults = _each_part(folder, lambda parsed: _fitting(Network(parsed, indexes, reading)))
+        parts, faults = each_part(folder, lambda parsed: fitted(Network(parsed, indexes, reading)))
         first = next(iter(parts.values()))
         self.parts = list(parts.values())
         self.file, self.files = first.file, tuple([part.file for part in self.parts])
         self.parsed, self._reading = first.parsed, reading
         self.bindings = tuple([binding for part in self.parts for binding in part.bindings])
-        together = _together(folder, {name: part.report for name, part in parts.items()}, faults)
+        together = reported(folder, {name: part.report for name, part in parts.items()}, faults)
         self.report = replace(together, noise=noise_of(together.components, [index.component for index in indexes]))
 
     @property
@@ -422,7 +422,7 @@ class NetworkCache:
         return sum([file.nbytes for file in {file for network in self._networks.values() for file in network.files}])
 
 
-def _each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str, T], list[str]]:
+def each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str, T], list[str]]:
     """Return what is made of each file of a folder, by component, and one sentence for each part that is not used.
 
     Raises:
@@ -443,18 +443,18 @@ def _each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str,
     return made, faults
 
 
-def _fitting(network: Network) -> Network:
-    """Return a network that fits its component, or whose component the model does not have.
+def fitted(network: Network) -> Network:
+    """Return a network that fits the model, or is of a folder's component that the model does not have.
 
     Raises:
         NoMatchError: it does not fit.
     """
-    if network.report.absent < network.report.layers:
+    if network.parsed.component is None or network.report.absent < network.report.layers:
         network.check_fit()
     return network
 
 
-def _together(folder: Path, parts: Mapping[str, NetworkReport], faults: Sequence[str]) -> NetworkReport:
+def reported(folder: Path, parts: Mapping[str, NetworkReport], faults: Sequence[str]) -> NetworkReport:
     """Sum up the reports on the files of a folder, by component."""
     reports = list(parts.values())
     ranks = [rank for one in reports for rank in one.ranks or ()]
@@ -511,7 +511,7 @@ def inspect_file(path: str | Path) -> NetworkReport:
     """
     check_path(path, "inspect_file('lora.safetensors')")
     if component_files(folder := Path(path)):
-        return _together(folder, *_each_part(folder, lambda one: one.report(reading=_reading_of(folder, USUAL))))
+        return reported(folder, *each_part(folder, lambda one: one.report(reading=_reading_of(folder, USUAL))))
     return ParsedFile(AdapterFile.open(path)).report(reading=with_sidecar(Path(path), USUAL))
 
 

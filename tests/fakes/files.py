@@ -74,3 +74,18 @@ def pair(
     if alpha is not None:
         made[f"{prefix}.alpha"] = torch.tensor(float(alpha))
     return made
+
+
+def by_component() -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a LoRA for SD 1.5 that PEFT saves component by component: component -> its file's."""
+    layers = {
+        "unet": "mid_block.attentions.0.transformer_blocks.0.attn1.to_q",
+        "text_encoder": "text_model.encoder.layers.0.self_attn.q_proj",
+    }
+    return {
+        part: {
+            f"base_model.model.{layer}.lora_A.weight": torch.randn(4, 16),
+            f"base_model.model.{layer}.lora_B.weight": torch.randn(24, 4),
+        }
+        for part, layer in layers.items()
+    }

@@ -13,6 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lib_lora import Engine, Entry, FileError, Stack, inspect_file, load_network
+from lib_lora.__main__ import main
+from lib_lora.inspection.layers import layers_of
+from lib_lora.inspection.measures import measure
+from lib_lora.inspection.sketches import compare, sketch
+from tests.fakes.files import by_component, save
 
 CONFIGS = {
     "unet": {
@@ -163,3 +168,59 @@ def test_a_change_of_any_part_is_seen_at_the_next_activation(folder, model):
 
 def test_a_file_in_the_folder_is_still_only_itself(folder, model):
     assert load_network(folder / "unet" / "adapter_model.safetensors", {"unet": model["unet"]}).report.hit == 2
+
+
+@pytest.fixture
+def both(tmp_path):
+    """Return a folder, and a file of diffusers with the same factors."""
+    folder, every = tmp_path / "loras" / "sks", dict[str, torch.Tensor]()
+    for part, tensors in by_component().items():
+        (folder / part).mkdir(parents=True)
+        save(folder / part / "adapter_model.safetensors", tensors)
+        (folder / part / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4}))
+        every |= {key.replace("base_model.model", part): tensor for key, tensor in tensors.items()}
+    return folder, save(tmp_path / "loras" / "file.safetensors", every)
+
+
+def test_a_folder_is_measured_and_compared_as_the_file_with_the_same_factors(both):
+    found, same = map(measure, map(layers_of, both))
+    assert (found.norm, found.rank) == (pytest.approx(same.norm, rel=1e-12), 4)
+    assert {name: found.share(part) for name, part in found.by_component().items()} == pytest.approx(
+        {name: same.share(part) for name, part in same.by_component().items()}
+    )
+    (alike,), merges = compare([sketch(layers_of(path)) for path in both])
+    assert (alike.alike, alike.cosine, merges) == ("same", pytest.approx(1), [])
+
+
+def test_a_folder_is_measured_on_the_components_that_the_model_has(both):
+    model = {"unet": nn.Module()}
+    model["unet"].add_module("mid_block", nn.Module())
+    place = model["unet"].mid_block
+    for name in ("attentions", "0", "transformer_blocks", "0", "attn1"):
+        place.add_module(name, nn.Module())
+        place = getattr(place, name)
+    place.to_q = nn.Linear(16, 24)
+    found = layers_of(both[0], model)
+    assert ([layer.component for layer in found.layers], found.report.absent) == (["unet"], 1)
+    assert measure(found).relative is not None
+
+
+def test_a_part_that_cannot_be_measured_is_told(both, capsys):
+    part = both[0] / "text_encoder" / "adapter_model.safetensors"
+    part.write_bytes(part.read_bytes()[:-9])
+    found = measure(layers_of(both[0]))
+    assert [layer.layer.component for layer in found.layers] == ["unet"]
+    assert main(["doctor", str(both[0])]) == 0
+    assert capsys.readouterr().out.startswith("WARNING: its text_encoder is not used: it is truncated")
+
+
+def test_the_command_line_takes_a_folder(both, capsys):
+    assert main(["inspect", "--json", "--report", str(both[0].parent / "keys.json"), str(both[0])]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["layers"], told["kinds"], told["changes_nothing"]) == (2, {"lora": 2}, False)
+    keys = json.loads((both[0].parent / "keys.json").read_text())["keys"]
+    assert keys.keys() == {f"{part}/{key}" for part, tensors in by_component().items() for key in tensors}
+    assert main(["doctor", *map(str, both), "--library", str(both[0].parent)]) == 0
+    out = capsys.readouterr().out
+    assert "alike       file has the same change, up to rounding, as sks" in out
+    assert "energy      unet " in out

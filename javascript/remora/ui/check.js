@@ -78,7 +78,8 @@ function Found({tab, found, standings, entry}) {
     ];
     return html`<div class="rt-part" role="status">
             ${found.verdicts.map((one) => html`<${Verdict} key=${one.name} verdict=${one} standing=${standings[one.figure]} />`)}
-            ${measured && !found.verdicts.length && html`<p>${t("check.fine")}</p>`}
+            ${measured && !found.verdicts.length && !found.faults.length && html`<p>${t("check.fine")}</p>`}
+            ${found.faults.map((fault) => html`<p class="rt-notice">${fault}</p>`)}
             ${unmeasured > 0 && html`<p class="rt-notice">${t("check.unmeasured", {count: unmeasured})}</p>`}
         </div>
         ${

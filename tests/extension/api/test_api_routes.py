@@ -38,7 +38,7 @@ from lib_lora.inspection.skeleton import mapped_model
 from lib_lora.inspection.stacked import measure_stack
 from lib_lora.inspection.verdicts import verdicts
 from lib_lora.naming.architectures._ldm_unet import UNET_BLOCKS
-from tests.fakes.files import pair, save
+from tests.fakes.files import by_component, pair, save
 
 V1 = "/remora/v1"
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler": "Euler a"}
@@ -613,6 +613,25 @@ def test_a_file_is_checked_and_its_verdicts_have_their_numbers(ask: Checked, cop
     save(copy, pair("lora_unet_mid_block_nowhere", (12, 8), 2))
     other = until_done(ask, "/check", name="copied")["result"]
     assert (other["relative"], other["rank"]) == (None, 2), "it is for another model"
+
+
+def test_a_lora_of_several_components_is_checked_whole_and_says_which_it_misses(ask: Checked, runner: Runner) -> None:
+    folder = Path(runner.studio.host.adapter_dirs()[0]) / "sks"
+    try:
+        for part, tensors in by_component().items():
+            (folder / part).mkdir(parents=True)
+            save_file(tensors, folder / part / "adapter_model.safetensors")
+        runner.studio.session.catalog.refresh()
+        whole = until_done(ask, "/check", name="sks")["result"]
+        assert (set(whole["components"]), whole["faults"]) == ({"text_encoder", "unet"}, [])
+        assert len(until_done(ask, "/check/stack", tags="<lora:sks:1><lora:night:1>")["ids"]) == 2
+        (folder / "text_encoder" / "adapter_model.safetensors").write_bytes(b"")
+        half = until_done(ask, "/check", name="sks")["result"]
+        assert set(half["components"]) == {"unet"}
+        assert half["faults"] == ["its text_encoder is not used: it is empty (0 bytes); download it again"]
+    finally:
+        shutil.rmtree(folder)
+        runner.studio.session.catalog.refresh()
 
 
 def test_the_files_of_a_stack_are_checked_at_their_strengths(ask: Checked, runner: Runner) -> None:

@@ -22,7 +22,7 @@ from lib_lora.inspection import sketches
 from lib_lora.inspection.layers import FileLayers
 from lib_lora.inspection.sketches import Likeness, Sketch
 from tests.fakes import spoiled
-from tests.fakes.files import pair, save
+from tests.fakes.files import by_component, pair, save
 
 NAMES = (
     "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q",
@@ -70,7 +70,7 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     original = sketches.sketch
 
     def noting(file: FileLayers, *more: Any) -> Sketch:
-        names.append(file.parsed.file.path.stem)
+        names.append(file.report.path.stem)
         return original(file, *more)
 
     monkeypatch.setattr(sketches, "sketch", noting)
@@ -132,6 +132,20 @@ def test_copies_are_grouped_and_each_says_how_it_is_one(library: Library) -> Non
     assert by_name["strong"].factor == pytest.approx(2, rel=1e-3)
     assert by_name["half"].precisions == ("float16",)
     assert 0.8 < by_name["epoch"].cosine < 0.998
+
+
+def test_a_lora_of_several_components_is_a_copy_of_the_file_with_its_layers(library: Library) -> None:
+    every = dict[str, torch.Tensor]()
+    for part, tensors in by_component().items():
+        (library.folder / "sks" / part).mkdir(parents=True)
+        save(library.folder / "sks" / part / "adapter_model.safetensors", tensors)
+        every |= {key.replace("base_model.model", part): tensor for key, tensor in tensors.items()}
+    library.file("whole", every)
+    catalog = library.start()
+    (group,) = found(catalog).groups
+    assert {one.file.name for one in group} == {"sks", "whole"}
+    assert group[1].alike == "same"
+    assert catalog.copies.progress.left_out == {}
 
 
 def test_an_epoch_is_superseded_while_a_later_one_of_its_training_is_here(library: Library) -> None:
@@ -301,7 +315,7 @@ def test_a_file_that_cannot_be_compared_costs_itself_only(
     original = sketches.sketch
 
     def failing(file: FileLayers, *more: Any) -> Sketch:
-        if file.parsed.file.path.stem == "bad":
+        if file.report.path.stem == "bad":
             raise error
         return original(file, *more)
 
