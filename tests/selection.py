@@ -12,7 +12,7 @@ Tests of many parameters have a few combinations of their values to begin with, 
 Where several processes share the tests, the folders of the files that took longest when they were last measured come
 first, so that no process works alone at the end. Tests of a folder stay together, as they share fixtures.
 
-`python install.py test --all --record` measures all tests anew.
+`--record` measures the tests that run: `python install.py test --all --record` all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     settings.load_profile("remora")
     if config.getoption("--record") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder())
+        config.pluginmanager.register(Recorder(config.rootpath))
 
 
 def examples(number: int) -> int:
@@ -169,9 +169,14 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 class Recorder:
-    """Writes down the seconds that tests take."""
+    """Writes down the seconds that tests take; those of tests that do not run stay.
 
-    def __init__(self) -> None:
+    Args:
+        root: the folder that ids of tests are relative to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
         self._seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -182,7 +187,8 @@ class Recorder:
         tests: dict[str, dict[str, float]] = defaultdict(dict)
         for case, value in self._seconds.items():
             tests[case.partition("[")[0]][case] = value
-        found: dict[str, float] = {}
+        before = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+        found = {case: value for case, value in before.items() if self._stays(case.partition("[")[0], tests)}
         for test, cases in tests.items():
             slow = {case: value for case, value in cases.items() if value >= RECORDED}
             alike = [value for value in cases.values() if value < RECORDED] or list(slow.values())
@@ -192,3 +198,8 @@ class Recorder:
                 found[test] = float(f"{sum(alike) / len(alike):.2g}")
         found = dict(sorted(found.items()))
         RECORD.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def _stays(self, test: str, ran: Collection[str]) -> bool:
+        path, *_, name = test.split("::")
+        file = self._root / path
+        return test not in ran and file.is_file() and f"def {name}(" in file.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ selection.LONG, selection.BUDGET, selection.CI_BUDGET, selection.ALONE = 1.0, 1.
 
 def pytest_configure(config):
     if config.getoption("--record") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(selection.Recorder())
+        config.pluginmanager.register(selection.Recorder(config.rootpath))
 
 def pytest_collection_modifyitems(config, items):
     select(config, items)
@@ -188,3 +188,13 @@ def test_what_took_long_when_it_was_recorded_is_left_out(project: pytest.Pyteste
         "test_that_is_wanted",
         "test_with_what_others_use_too",
     ]
+
+
+def test_a_run_of_some_tests_keeps_what_others_took(project: pytest.Pytester) -> None:
+    project.path.joinpath("test_other.py").write_text("def test_stays(): pass\n")
+    record = project.path.joinpath("seconds.json")
+    record.write_text(
+        json.dumps({"test_other.py::test_stays": 7.0, "test_other.py::test_gone": 7.0, "test_module.py::test_of_one": 7.0})
+    )
+    project.runpytest("--all", "--record", "test_module.py")
+    assert json.loads(record.read_text()) == {"test_other.py::test_stays": 7.0}
