@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-LONG, BUDGET, CI_BUDGET = 0.5, 0.2, 1.0  # seconds
+LONG, BUDGET, CI_BUDGET = 0.5, 0.2, 0.5  # seconds
 ALONE = 3.0  # seconds; of the only case of a file
 RECORD = Path(__file__).with_name("data") / "seconds.json"
 RECORDED = 0.4  # seconds; a case that takes longer than this, and than others of its test, is written down by itself

@@ -194,7 +194,9 @@ def test_a_run_of_some_tests_keeps_what_others_took(project: pytest.Pytester) ->
     project.path.joinpath("test_other.py").write_text("def test_stays(): pass\n")
     record = project.path.joinpath("seconds.json")
     record.write_text(
-        json.dumps({"test_other.py::test_stays": 7.0, "test_other.py::test_gone": 7.0, "test_module.py::test_of_one": 7.0})
+        json.dumps(
+            {"test_other.py::test_stays": 7.0, "test_other.py::test_gone": 7.0, "test_module.py::test_of_one": 7.0}
+        )
     )
     project.runpytest("--all", "--record", "test_module.py")
     assert json.loads(record.read_text()) == {"test_other.py::test_stays": 7.0}

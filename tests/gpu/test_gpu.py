@@ -116,6 +116,7 @@ needs_vulkan = pytest.mark.skipif(
 @needs_packages
 @pytest.mark.device
 @needs_vulkan
+@pytest.mark.long
 def test_small_models_on_vulkan(tmp_path: Path) -> None:
     check_run("vulkan", tmp_path, VULKAN, 5)
 

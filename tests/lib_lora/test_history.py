@@ -24,6 +24,7 @@ from torch import nn
 from lib_lora import ActivationError, Engine, Entry, Stack
 from lib_lora.execution.low_rank import LowRankExecutor
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
+from tests.selection import examples
 
 SETTLED = 300  # rounds after which caches are full
 ALLOWED_GROWTH = 16 << 20  # bytes; one leaked stack of these files in fp32 per ten rounds would be twice that
@@ -201,5 +202,5 @@ def test_a_thousand_activations_leave_no_trace(tmp_path):
 
 def test_many_activations_leave_no_trace(tmp_path, monkeypatch):
     """Except of memory, which only a thousand show: with few, caches still fill."""
-    _, adapted = history(tmp_path, monkeypatch, 100)
+    _, adapted = history(tmp_path, monkeypatch, examples(100))
     assert told(f"print(fresh_output({str(tmp_path)!r}))") == [adapted]

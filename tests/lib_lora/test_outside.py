@@ -242,6 +242,7 @@ def test_a_cuda_graph_is_refused_while_it_is_recorded(case, monkeypatch):
         case.alone(Entry(case.paths[0], Strength(1.0, region=LEFT, outside=0)))
 
 
+@pytest.mark.long
 def test_a_compiled_model_predicts_again(case):
     entry = Entry(case.paths[0], Strength(1.0, region=LEFT, outside=0))
     with torch.no_grad():

@@ -55,7 +55,7 @@ def found(tmp_path_factory):
     return {name: {kind: first[name][kind] or second[name][kind] for kind in first[name]} for name in first}
 
 
-@pytest.mark.full
+@pytest.mark.long  # two processes of a minute
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_two_processes_compute_what_each_kind_defines(found, wrapper):
     """Outputs and gradients, activated before or after the model is wrapped."""

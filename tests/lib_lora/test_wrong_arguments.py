@@ -40,9 +40,10 @@ from lib_lora import (
     replace_lora_calls,
 )
 from tests.fakes.files import pair, save
+from tests.selection import examples
 
-CALLS = int(os.environ.get("REMORA_FUZZ_CALLS", "150"))
-"""How many times each public call is made."""
+CALLS = int(os.environ.get("REMORA_FUZZ_CALLS", "0"))
+"""How many times each public call is made; 0 for 150 with `--all`, and fewer without."""
 
 RESULTS = {"ActivationReport", "Family", "Glance", "MemoryReport", "NetworkReport", "Network", "Uncalled", "Unused"}
 """What Remora makes and users only read."""
@@ -240,7 +241,7 @@ def test_no_argument_ends_in_another_error(tmp_path, monkeypatch):
         if name.endswith((".close", ".__enter__")):
             continue
         random = Random(name + os.environ.get("REMORA_FUZZ_SEED", ""))
-        for _ in range(CALLS):
+        for _ in range(CALLS or examples(150)):
             given, error = called(call, pool, random)
             made += 1
             if error is None:

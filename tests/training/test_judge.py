@@ -107,6 +107,7 @@ def test_everything_is_counted() -> None:
     assert figures["two ideas"]["stripes zorp"] == 1.0
 
 
+@pytest.mark.long
 def test_a_saved_stack_is_counted_like_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Path, list[str]]] = []
 
