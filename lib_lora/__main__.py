@@ -19,7 +19,7 @@ from .inspection.renames import Rename, load_with_renames
 from .inspection.skeleton import model_skeleton
 from .inspection.zeros import changes_nothing
 from .naming.architectures.base import known_architectures
-from .naming.network import inspect_file, load_network
+from .naming.network import each_part, inspect_file, load_network
 from .naming.parsed import ParsedFile
 from .report import Family, NetworkReport
 from .saving import command
@@ -33,37 +33,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "families":
             print(_scores(path_of(options.file)))
-            return 0
-        if options.command == "doctor":
+        elif options.command == "doctor":
             print(doctor.report(options))
-            return 0
-        if options.command != "inspect":
-            print(command.run(options))
-            return 0
-        model = None if options.model is None else model_skeleton(options.model)
-        path = path_of(options.file, parts=True)
-        parts = component_files(path)
-        files = {f"{name}/": AdapterFile.open(part) for name, part in parts.items()} or {"": AdapterFile.open(path)}
-        renames = list[Rename]()
-        if model is None:
-            report = inspect_file(path)
-        elif parts:  # PEFT writes the model's own names
-            report = load_network(path, model).report
+        elif options.command == "inspect":
+            print(_inspected(options))
         else:
-            report, renames = load_with_renames(files[""], model)
-        zero = all(changes_nothing(file) for file in files.values())
-        if options.report is not None:
-            options.report.write_text(json.dumps(key_list(files, report, model), indent=1) + "\n")
+            print(command.run(options))
     except (LoraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        proposed = {} if model is None else {"renames": [asdict(rename) for rename in renames]}
-        data = {**report.to_json(), "changes_nothing": zero, **proposed}
-        print(json.dumps(data, indent=2, ensure_ascii=False))
-    else:
-        print(_text(report, renames, zero))
     return 0
+
+
+def _inspected(options: argparse.Namespace) -> str:
+    model = None if options.model is None else model_skeleton(options.model)
+    path = path_of(options.file, parts=True)
+    renames = list[Rename]()
+    if component_files(path):  # PEFT writes the model's own names
+        files = {f"{name}/": one.file for name, one in each_part(path, lambda parsed: parsed)[0].items()}
+        report = inspect_file(path) if model is None else load_network(path, model).report
+    else:
+        files = {"": (file := AdapterFile.open(path))}
+        report, renames = (ParsedFile(file).report(), []) if model is None else load_with_renames(file, model)
+    zero = all(changes_nothing(file) for file in files.values())
+    if options.report is not None:
+        options.report.write_text(json.dumps(key_list(files, report, model), indent=1) + "\n")
+    if not options.json:
+        return _text(report, renames, zero)
+    proposed = {} if model is None else {"renames": [asdict(rename) for rename in renames]}
+    data = {**report.to_json(), "changes_nothing": zero, **proposed}
+    return json.dumps(data, indent=2, ensure_ascii=False)
 
 
 def parser() -> argparse.ArgumentParser:
