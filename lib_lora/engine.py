@@ -134,8 +134,7 @@ class Engine(NotCopied):
         follow = partial(_follow, weakref.ref(self))
         self._hooked, self._calls, self._watch = HookedLayers(), CallSettings(), Watch(follow, self._budget.make_way)
         self._model, self._stack = Model({}, self._sources), Stack()
-        self._twice = weakref.WeakSet[nn.Module]()
-        """Layers that other code may have made from weights with merged LoRA."""
+        self._twice = weakref.WeakSet[nn.Module]()  # layers that other code may have made from weights with merged LoRA
         leave = ExitStack()  # in reverse
         for take_off in (self._hooked.close, partial(self._watch.end, {}), self._calls.unhook):
             leave.callback(take_off)

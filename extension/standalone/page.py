@@ -70,10 +70,8 @@ def build_page(backend: Backend) -> Any:
     """Return the page as gradio Blocks."""
     handlers = Handlers(backend)
     with gr.Blocks(title="Remora", analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(
-            f'<header class="remora-head"><b>Remora</b>'
-            f'<span class="remora-model">{escape(backend.model_name)}</span></header>'
-        )
+        model = f'<span class="remora-model">{escape(backend.model_name)}</span>'
+        gr.HTML(f'<header class="remora-head"><b>Remora</b>{model}</header>')
         with gr.Row(elem_classes="remora-main"):
             # on a phone the four inner columns lie below each other: what is asked, what was made, LoRA, settings
             with gr.Column(scale=5, min_width=360, elem_classes="remora-side"):
