@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..adapters.base import Adapter, Pair
 from ..compiler import uncompiled
 from ..errors import ComponentError
-from ..naming.binding import Binding
+from ..naming.binding import Binding, FusedWeight
 from ..naming.places import Target
 from ..strengths.table import FactorRanges, StrengthTable
 from ..tensors import COMPUTING, TensorFields, device_of, on_cpu, plain_mode
@@ -91,7 +91,7 @@ class Resident(ABC, Generic[P]):
         for one in self._bindings:
             if one.whole is not None or type(one.adapter).on is not Adapter.on:
                 self.weight_readers.append(one)
-        self._fused = [one.whole for one in self._bindings if one.whole is not None]
+        self._fused: Sequence[FusedWeight] = list(filter(None, map(attrgetter("whole"), self._bindings)))
         self._strengths = strengths
         self._static: StaticMemory | None = None
         self._placed: P | None = None

@@ -5,6 +5,8 @@ stays behind is copied over at each call. Source: Forge backend/operations.py, `
 comfy/ops.py, `cast_bias_weight`, in Forge Classic and reForge `ldm_patched/modules/ops.py`.
 """
 
+from functools import partial
+
 from torch import nn
 
 from ...tensors import every
@@ -25,7 +27,7 @@ class CastOnForward(Scheme):
         for layer in every(component):
             kind = type(layer)
             if kind not in marked:
-                marked[kind] = any(hasattr(kind, mark) for mark in _MARKS)
+                marked[kind] = any(map(partial(hasattr, kind), _MARKS))
             if marked[kind] or not layer.__dict__.keys().isdisjoint(_MARKS):
                 weight = layer._parameters.get("weight")
                 if weight is not None and weight.device.type == "cpu":
