@@ -19,7 +19,7 @@ from .inspection.renames import Rename, load_with_renames
 from .inspection.skeleton import model_skeleton
 from .inspection.zeros import changes_nothing
 from .naming.architectures.base import known_architectures
-from .naming.network import each_part, inspect_file, load_network
+from .naming.network import inspect_file, load_network, parsed_files
 from .naming.parsed import ParsedFile
 from .report import Family, NetworkReport
 from .saving import command
@@ -50,7 +50,7 @@ def _inspected(options: argparse.Namespace) -> str:
     path = path_of(options.file, parts=True)
     renames = list[Rename]()
     if component_files(path):  # PEFT writes the model's own names
-        files = {f"{name}/": one.file for name, one in each_part(path, lambda parsed: parsed)[0].items()}
+        files = {f"{one.component}/": one.file for one in parsed_files(path)}
         report = inspect_file(path) if model is None else load_network(path, model).report
     else:
         files = {"": (file := AdapterFile.open(path))}

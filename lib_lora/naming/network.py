@@ -443,6 +443,17 @@ def each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str, 
     return made, faults
 
 
+def parsed_files(path: str | Path) -> list[ParsedFile]:
+    """Open a file, or those of a folder that PEFT saved component by component.
+
+    Raises:
+        FileError: it cannot be read, or no file of the folder.
+    """
+    if component_files(path):
+        return list(each_part(Path(path), lambda one: one)[0].values())
+    return [ParsedFile(AdapterFile.open(path))]
+
+
 def fitted(network: Network) -> Network:
     """Return a network that fits the model, or is of a folder's component that the model does not have.
 

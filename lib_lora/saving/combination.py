@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..errors import ArgumentError, StackError, check_path, listed, shown
-from ..files.file import AdapterFile
 from ..stack import Entry, Stack
 from ..strengths.strength import Moment
 from .merging import Combination
@@ -80,9 +79,8 @@ def save_files(
     negative: bool | None = None,
 ) -> SavedFile:
     """Write the files of a stack as one, also without the model where they tell its layers; raise as `save_stack`."""
-    sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
     call = "combine_files(files, path, components={})"
-    model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")
+    model = model_for(components, [one.path for one in stack], call, needs_dots=choices.spelling != "kohya")
     with model_is_asked_for(Path(stack.entries[0].path), where=components is None):
         return save_constant(constant_stack(stack, model, moment, None, negative), model, path, choices, moment)
 

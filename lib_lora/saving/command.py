@@ -150,7 +150,7 @@ def _write(options: argparse.Namespace) -> SavedFile:
     if options.command in ("save", "combine"):
         return _save(options, model, choices)
     return convert_file(
-        path_of(options.file),
+        path_of(options.file, parts=True),
         options.out,
         strength=options.strength,
         text_encoders=options.text_encoders,

@@ -21,6 +21,7 @@ from ..files.components import is_denoiser
 from ..files.file import AdapterFile
 from ..files.formats import base_model
 from ..files.reading import open_regular, with_sidecar
+from ..files.sources import component_files
 from ..stack import Entry, Stack
 from ..strengths.regions import ALL_PLACES
 from ..strengths.strength import Moment, Strength, strengths_by_image
@@ -107,7 +108,9 @@ def recipe_of(stack: Stack, moment: Moment | None, choices: Mapping[str, object]
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file; of a folder that PEFT saved component by component, of a list with its files'."""
+    if parts := component_files(path):
+        return hashlib.sha256(json.dumps([[name, digest(part)] for name, part in parts.items()]).encode()).hexdigest()
     found = hashlib.sha256()
     try:
         with open_regular(path) as stream:

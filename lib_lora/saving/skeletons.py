@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from ..files.components import DENOISER, TEXT_ENCODER, is_denoiser
 from ..files.file import AdapterFile
 from ..inspection.skeleton import skeleton
 from ..naming.index import check_named
-from ..naming.parsed import Group, ParsedFile
+from ..naming.network import parsed_files
+from ..naming.parsed import Group
 
 _MODEL = "give the model that the file is for"
 _JOINED = re.compile(r"_(?=\d)|(?<=\d)_|(?<=mid_block)_|(?<=embedding)_")
@@ -25,17 +26,18 @@ _MATRIX = 2  # dimensions
 
 
 def model_for(
-    components: Mapping[str, nn.Module] | None, files: Sequence[AdapterFile], call: str, *, needs_dots: bool
+    components: Mapping[str, nn.Module] | None, paths: Iterable[str | Path], call: str, *, needs_dots: bool
 ) -> Mapping[str, nn.Module]:
     """Return the model that the user gives to a call, else layers on meta of the shapes and names in files.
 
     Raises:
-        FileError: the files do not tell them, or not in the same names.
+        FileError: the files cannot be read, or do not tell them, or not in the same names.
     """
     if components is not None:
         check_named(components, call)
         return components
-    parsed = [(file, [one for one in ParsedFile(file).groups if one.recipe is not None]) for file in files]
+    files = [parsed for path in paths for parsed in parsed_files(path)]
+    parsed = [(one.file, [group for group in one.groups if group.recipe is not None]) for one in files]
     every = [one for _, own in parsed for one in own]
     named = [one.component for one in every if one.component not in (None, DENOISER) and is_denoiser(one.component)]
     usual = "unet" if any(_UNET.match(one.module) for one in every) else "transformer"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lib_lora import Engine, Entry, FileError, Stack, inspect_file, load_network
@@ -17,6 +17,7 @@ from lib_lora.__main__ import main
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
 from lib_lora.inspection.sketches import compare, sketch
+from tests.fakes import spoiled
 from tests.fakes.files import by_component, save
 
 CONFIGS = {
@@ -67,8 +68,6 @@ def write(folder, said: Mapping[str, object], seed: int) -> None:
 
 def definition(folder, component: str, name: str, weight: torch.Tensor) -> torch.Tensor:
     """Compute the change of a weight in float64 by PEFT's definition."""
-    from safetensors.torch import load_file
-
     said, tensors = CONFIGS[component], load_file(folder / component / "adapter_model.safetensors")
     down, up = (tensors[f"base_model.model.{name}.lora_{one}.weight"].double() for one in "AB")
     alpha = said.get("alpha_pattern", {}).get(name, said["lora_alpha"])
@@ -226,3 +225,23 @@ def test_the_command_line_takes_a_folder(both, capsys):
     out = capsys.readouterr().out
     assert "alike       file has the same change, up to rounding, as sks" in out
     assert "energy      unet " in out
+
+
+def test_a_folder_is_combined_and_converted_as_the_file_with_the_same_factors(both, tmp_path, capsys):
+    folder, file = both
+    for name, source in (("of folder", folder), ("of file", file)):
+        (tmp_path / name).mkdir()
+        assert main(["convert", str(source), str(tmp_path / name / "small.safetensors"), "--rank", "2"]) == 0
+        assert main(["combine", str(tmp_path / name / "sum.safetensors"), f"{source}=0.5", str(file)]) == 0
+    for name in ("small", "sum"):
+        first, second = (load_file(tmp_path / of / f"{name}.safetensors") for of in ("of folder", "of file"))
+        assert first.keys() == second.keys()
+        for layer in spoiled.layers(first):
+            torch.testing.assert_close(spoiled.delta(first, layer), spoiled.delta(second, layer), rtol=1e-6, atol=1e-6)
+    made = tmp_path / "of folder" / "sum.safetensors"
+    assert main(["combine", "--again", str(made), str(tmp_path / "again.safetensors"), str(folder.parent)]) == 0
+    assert (tmp_path / "again.safetensors").read_bytes() == made.read_bytes()
+    part = folder / "text_encoder" / "adapter_model.safetensors"
+    part.write_bytes(b"")
+    assert main(["combine", "--again", str(made), str(tmp_path / "none.safetensors"), str(folder.parent)]) == 1
+    assert "its source sks is missing" in capsys.readouterr().err

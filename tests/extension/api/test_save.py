@@ -110,6 +110,20 @@ def test_the_latest_picture_tells_the_tags_and_gives_the_file_its_picture(
     assert listed["picture"]
 
 
+def test_a_lora_of_several_components_is_saved_with_others_and_by_itself(
+    ask: Checked, runner: Runner, folder: Path
+) -> None:
+    (folder / "sks" / "unet").mkdir(parents=True)
+    (folder / "sks" / "unet" / "adapter_model.safetensors").write_bytes((folder / "stripes.safetensors").read_bytes())
+    runner.studio.session.catalog.refresh()
+    saved(ask, name="of files", tags=PAIR)
+    saved(ask, name="of a folder", tags=["<lora:sks:0.8>", PAIR[1]])
+    assert equal(folder / "of a folder.safetensors", folder / "of files.safetensors")
+    saved(ask, name="alone", tags=["<lora:sks:1>"], rank=2)
+    saved(ask, name="file alone", tags=["<lora:stripes:1>"], rank=2)
+    assert equal(folder / "alone.safetensors", folder / "file alone.safetensors")
+
+
 def test_a_preview_tells_bytes_and_error_and_writes_nothing(ask: Checked, folder: Path) -> None:
     before = set(folder.iterdir())
     wanted = {"tags": PAIR, "rank": 2, "name": "small"}

@@ -75,6 +75,21 @@ def test_a_rule_acts_as_the_file_that_combines_its_lora(pairs: Setup, tmp_path_f
     assert len(files(pairs)) == 5
 
 
+def test_a_lora_of_several_components_is_combined_as_the_file_with_its_factors(pairs: Setup) -> None:
+    (pairs.folder / "sks" / "text_encoder").mkdir(parents=True)
+    own = pairs.folder / "a.safetensors"
+    (pairs.folder / "sks" / "text_encoder" / "adapter_model.safetensors").write_bytes(own.read_bytes())
+    pairs.session.catalog.refresh()
+    made = []
+    for name in ("a", "sks"):
+        activation = begun(pairs, f"<lora:{name}:0.8{TIES}> <lora:b:0.5{TIES}>")
+        assert [(one.name, one.state) for one in activation.outcomes] == [(name, "applied"), ("b", "applied")]
+        assert activation.kept == ()
+        made.append(pairs.output())
+        pairs.session.end()
+    assert torch.equal(*made)
+
+
 def test_what_cannot_be_combined_adds_up_and_one_sentence_says_why(pairs: Setup) -> None:
     begun(pairs, "<lora:a:0.8> <lora:b:0.5>")
     added = pairs.output()
