@@ -221,7 +221,7 @@ def test_of_a_damaged_file_no_picture_is_listed(ask: Checked, copy: Path) -> Non
 
 def test_a_picture_that_is_damaged_is_nothing_and_no_fault(ask: Checked, copy: Path) -> None:
     copy.with_suffix(".png").write_bytes(png()[:40])
-    os.utime(copy.parent)  # a file system's clock stands still for milliseconds, and the folder was read just before
+    ask("POST", "/refresh")  # a file system's clock stands still for milliseconds, and the folder was read just before
     told = ask("GET", "/lora", params={"name": "copied"})
     assert told["picture"], "only decoding it tells"
     answer = ask.client.get(f"{V1}/thumbnail", params={"id": told["id"]})
