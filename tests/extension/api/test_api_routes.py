@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import shutil
 import threading
 import time
