@@ -62,8 +62,8 @@ def stack_of(
     """
     try:
         tags = parse(" ".join(written), session.names).tags
-    except PromptError as error:  # its position is one in a text that the user has not written
-        raise SaveError(f"{error.text}: {error.reason}") from error
+    except PromptError as wrong:  # its position is one in a text that the user has not written
+        raise SaveError(f"{wrong.text}: {wrong.reason}") from wrong
     if not tags:
         raise SaveError("there is no LoRA to save; write a tag into the prompt, as <lora:name:0.8>")
     for tag in tags:
