@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lib_lora import LoraError, Moment, Stack
 
-from ..text.prompt import parse
+from ..text.prompt import PromptError, parse
 from ..text.tag import ALWAYS, Rule, Tag
 from .batch import entry_of, gather
 from .options import settings
@@ -57,10 +57,13 @@ def stack_of(
     """Return the stack of some tags, and the rule that combines them.
 
     Raises:
-        SaveError: there are none, or no file can say what they say, or they have several rules.
-        LoraError: a tag cannot be read, or names no file.
+        SaveError: there are none, a tag cannot be parsed, no file can say what they say, or they have several rules.
+        LoraError: a tag names no file, or the file cannot be read.
     """
-    tags = parse(" ".join(written), session.names).tags
+    try:
+        tags = parse(" ".join(written), session.names).tags
+    except PromptError as wrong:  # its position is one in a text that the user has not written
+        raise SaveError(f"{wrong.text}: {wrong.reason}") from wrong
     if not tags:
         raise SaveError("there is no LoRA to save; write a tag into the prompt, as <lora:name:0.8>")
     for tag in tags:

@@ -17,6 +17,7 @@ import {number, t, translated} from "./words.js";
  */
 
 const SUFFIX = /\.safetensors$/i;
+const NAMING = 3; // parts of a path that a file may be named by, its own name included
 
 /** Files by id, and what is asked of them quickly. */
 export class Catalog {
@@ -152,7 +153,8 @@ export class Catalog {
      */
     fileAt(path) {
         const sought = `/${path.replaceAll("\\", "/").replace(SUFFIX, "")}`;
-        const same = this.byName.get(sought.slice(sought.lastIndexOf("/") + 1)) ?? [];
+        const names = new Set(sought.split("/").slice(-NAMING)); // a file of PEFT or diffusers is named by a folder
+        const same = [...names].flatMap((name) => this.byName.get(name) ?? []);
         const inside = same.filter(({file}) => sought.endsWith(`/${file}`));
         // of files in folders and in folders inside, the path of all the folders tells
         const most = Math.max(...inside.map(({file}) => file.length));

@@ -177,7 +177,11 @@ test("a name means a file where one alone has it", () => {
 
 test("a path means the file with the longest end of it, a shorter one where one file alone has it", () => {
     const files = ["ink", "a/ink", "b/a/ink", "a/fur", "b/old", "c/old"];
-    const catalog = catalogOf(...files.map((file) => lora(file.slice(file.lastIndexOf("/") + 1), {id: file, file})));
+    const named = {dog: "dog/unet/adapter_model", "pytorch lora": "pytorch lora/pytorch_lora_weights", a: "a/a"};
+    const catalog = catalogOf(
+        ...files.map((file) => lora(file.slice(file.lastIndexOf("/") + 1), {id: file, file})),
+        ...Object.entries(named).map(([name, file]) => lora(name, {id: name, file})),
+    );
     const cases = {
         "/models/Lora/ink.safetensors": "ink",
         "/models/Lora/a/ink.safetensors": "a/ink",
@@ -186,6 +190,10 @@ test("a path means the file with the longest end of it, a shorter one where one 
         "a/fur": "a/fur",
         "/models/Lora/b/old.safetensors": "b/old",
         old: undefined,
+        "/models/Lora/dog/unet/adapter_model.safetensors": "dog",
+        "pytorch lora/pytorch_lora_weights": "pytorch lora",
+        "/models/Lora/a/a.safetensors": "a",
+        "/elsewhere/unet/adapter_model.safetensors": undefined,
         "/elsewhere/fur.safetensors": undefined,
         "/models/Lora/a/thefur.safetensors": undefined,
         "": undefined,

@@ -224,23 +224,24 @@ def checkpoints(trial: Trial) -> str:
     others = [title for title in titles if title.partition(" [")[0] != current.partition(" [")[0]]
     if not others:
         raise AbsentError("the web UI has one checkpoint")
+    none, with_a = trial.none, trial.with_a  # made before another checkpoint is loaded
     try:
-        if not _uses_another(trial, others):
+        if not _uses_another(trial, others, none):
             raise AbsentError("no other checkpoint makes another picture")
         trial.picture((trial.a, 1))
     finally:
         trial.ui.set(sd_model_checkpoint=current)
     trial.none_again("after another checkpoint")
-    same(trial.picture((trial.a, 1)), trial.with_a, "a LoRA after another checkpoint")
+    same(trial.picture((trial.a, 1)), with_a, "a LoRA after another checkpoint")
     return ""
 
 
-def _uses_another(trial: Trial, titles: Sequence[str]) -> bool:
+def _uses_another(trial: Trial, titles: Sequence[str], none: np.ndarray) -> bool:
     """Load the first of these checkpoints that makes another picture; tell whether there is one."""
     for title in titles:
         trial.ui.set(sd_model_checkpoint=title)
         try:
-            if apart(trial.picture(), trial.none):
+            if apart(trial.picture(), none):
                 return True
         except WebUIError:  # one that the web UI cannot load says nothing of LoRA
             continue

@@ -986,7 +986,7 @@ export const ENGLISH = /** @type {const} */ ({
     "check.pairs": "Pairs",
     "check.noPairs": "No two of these files change the same layer.",
     "check.pair": "{names}: {relation}",
-    "check.apart": "no common layer",
+    "check.apart": "no layer of the same name",
     "check.cancel": "cancel",
     "check.collide": "collide",
     "check.reinforce": "reinforce",

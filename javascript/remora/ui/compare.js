@@ -236,7 +236,8 @@ export function Grid({tab, made, use, titles = made.columns, file = "comparison"
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label=${t("compare.grid")}><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${titles.map((title) => html`<th scope="col" key=${title} title=${title}>${broken(title)}</th>`)}</tr></thead>
             <tbody>${made.rows.map(
-                (title, y) => html`<tr key=${y}><th scope="row" title=${title}>${broken(title)}</th>
+                (title, y) => html`<tr key=${y}>
+                ${title ? html`<th scope="row" title=${title}>${broken(title)}</th>` : html`<td></td>`}
                 ${titles.map((column, x) => {
                     const cell = y * titles.length + x;
                     return html`<td key=${cell}>${

@@ -260,7 +260,9 @@ class List {
         this.frame.hidden = false;
         this.root.lang = this.tab.state.language;
         this.box.setAttribute("aria-label", t("completion.suggestions"));
-        this.theme.follow(box, this.root); // some dark pages have a white body
+        // some dark pages have a white body, and that of A1111 has another font
+        this.theme.follow(box, this.root);
+        this.host.style.fontFamily = getComputedStyle(box.parentElement ?? box).fontFamily;
     }
 
     hide() {

@@ -268,6 +268,7 @@ class Menu {
      */
     open(lora, button) {
         document.body.append(this.element);
+        this.element.style.fontFamily = getComputedStyle(button).fontFamily; // the page's body may have another font
         this.root.lang = this.tab.state.language;
         this.tab.stack.readBoxes();
         const close = (isDone = false, said = "") => {

@@ -306,6 +306,10 @@ export function Dialog({title, close, unsaved = false, children, foot, class: na
         );
         element.current.showModal();
     }, []);
+    // where what had it is gone, the next key would else be the page's
+    useLayoutEffect(() => {
+        if (document.activeElement === document.body) element.current.focus();
+    });
     // behind the dialog nothing can have the focus until it is gone
     useEffect(() => () => former.current?.isConnected && former.current.focus(), []);
     const outside = (/** @type {Event} */ event) => event.target === element.current && leave();

@@ -325,6 +325,7 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = [
     ({"name": "a", "tags": ["a fox"]}, "there is no LoRA to save"),
     ({"name": "a", "tags": ["<lora:zorp:0>"]}, "every LoRA has the strength 0"),
     ({"name": "a", "tags": ["<lora:zorp"]}, "the tag is not closed"),
+    ({"name": "a", "tags": [PAIR[0], "<lora:zorp:x>"]}, "<lora:zorp:x>: 'x' is not a number"),
     ({"name": "a", "tags": ["<lora:nope:1>"]}, "is not in the LoRA folders"),
     ({"name": "a", "tags": ["<lora:../zorp:1>"]}, "is outside the LoRA folders"),
     ({"name": "a", "tags": ["<lora:zorp:1:half=pos>"]}, "acts on one prompt only"),

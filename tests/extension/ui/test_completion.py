@@ -235,6 +235,12 @@ def test_the_prompt_of_a_host_is_completed_while_the_tab_is_hidden(served: Serve
         typing.type("<lora:zo")
         typing.press("Enter")
         assert typing.text == "<lora:zorp:1>"
+        # as A1111, whose fonts are those of a part of its page
+        page.locator("#txt2img_prompt").evaluate("part => { part.style.fontFamily = 'Marker' }")
+        typing.type(" <lora:ni")
+        label = "list => getComputedStyle(list.firstChild.shadowRoot.querySelector('.rt-choice-label')).fontFamily"
+        assert page.locator("#remora-completion").evaluate(label) == "Marker"
+        typing.press("Escape")
         negative = Typing(page, "#txt2img_neg_prompt textarea").begin()
         negative.type("<lora:ni")
         assert negative.labels[0] == "night"

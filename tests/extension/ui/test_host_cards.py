@@ -102,6 +102,8 @@ def cards_of(served: Served, browser: Any, host: str, **context: Any) -> Iterato
 def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Served, browser: Any, host: str) -> None:
     with cards_of(served, browser, host) as cards:
         page = cards.show().page
+        # as A1111, whose fonts are those of a part of its page
+        page.locator("#txt2img_lora_cards").evaluate("list => { list.style.fontFamily = 'Marker' }")
         assert cards.labels() == [
             "neon: fits the loaded model, Preferred strength 0.65",
             "night: does not fit, made for Else",
@@ -118,6 +120,7 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
         cards.badge("neon").focus()
         page.keyboard.press("Enter")
         assert cards.menu.get_attribute("aria-label") == "neon"
+        assert cards.menu.evaluate("menu => getComputedStyle(menu).fontFamily") == "Marker"
         lines = ["Insert into the prompt", "Always on", "Pictures in the output folders", "About this LoRA"]
         assert (
             cards.menu.get_by_role("menuitem").or_(cards.menu.get_by_role("menuitemcheckbox")).all_inner_texts()

@@ -80,6 +80,7 @@ def test_the_saved_file_makes_the_picture_of_the_stack(served: Served, page: Any
     dialog.get_by_role("button", name="Compare the pictures").click()
     compared = page.get_by_role("dialog", name="Compare")
     compared.get_by_role("button", name=re.compile("^Use the prompt of .*my stack")).wait_for(timeout=LONG)
+    assert faults(page) == [], "no title of a row is empty"
     cells = [httpx.get(f"{served.url}/remora/v1/compare/picture?cell={cell}").content for cell in (0, 1)]
     assert difference(*[Image.open(io.BytesIO(one)).convert("RGB") for one in cells]) <= 1
     page.keyboard.press("Escape")

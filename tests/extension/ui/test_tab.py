@@ -323,6 +323,14 @@ def test_files_are_selected_tagged_moved_renamed_deleted_and_brought_back(
     says("This was taken back.")
     assert (served.loras / "copied.new.json").exists()
     tab.button("About copied.new").wait_for(timeout=LONG)
+    httpx.post(f"{served.url}/remora/v1/files/delete", json={"ids": [idof(served, "copied.new")]}).raise_for_status()
+    tab.button("Trash: restore").press("Enter")
+    trash.get_by_role("button", name="Restore copied.new").press("Enter")
+    trash.get_by_text("The trash is empty.").wait_for(timeout=LONG)
+    assert tab.page.evaluate("document.activeElement.id") == "remora-tab", "the next key is the tab's"
+    tab.page.keyboard.press("Escape")
+    trash.wait_for(state="detached")
+    tab.button("About copied.new").wait_for(timeout=LONG)
     shutil.rmtree(sub)
     shutil.rmtree(served.loras / ".remora-trash", ignore_errors=True)
 

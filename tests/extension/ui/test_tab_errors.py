@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from extension.generation.options import ENABLED
 from tests.extension.ui.serving import LONG, Served, until
@@ -48,6 +50,21 @@ def damaged(served: Served) -> Iterator[Path]:
     for path in (cut, foreign, beside, beside.with_suffix(".png")):
         path.unlink()
     httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
+
+
+def test_the_list_has_room_for_what_is_wrong_with_a_file_and_for_the_frame_around_it(tab: Tab, damaged: Path) -> None:
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.write(f"<lora:{damaged.stem}:1>")
+    tab.pane("Library")
+    tab.button("List").click()
+    card = tab.root.locator(".rt-card-list.rt-used.rt-against")
+    card.get_by_text("truncated").wait_for(timeout=LONG)
+    text, whole = card.locator(".rt-card-text").bounding_box(), card.bounding_box()
+    assert whole["y"] <= text["y"], "the name is not cut off"
+    assert text["y"] + text["height"] <= whole["y"] + whole["height"]
+    shown = Image.open(io.BytesIO(card.screenshot(animations="disabled"))).convert("RGB")
+    middle = shown.height // 2
+    assert shown.getpixel((2, middle)) == shown.getpixel((shown.width - 3, middle)), "the frame is one all around"
 
 
 @pytest.mark.full
