@@ -21,10 +21,11 @@ playwright = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 60_000  # milliseconds
 START = 120  # seconds
-STARTED = """import runpy
+STARTED = """import sys
+from extension.standalone.__main__ import main  # first: it sets what other libraries read as they are imported
 from extension.library import copies
 copies._LOWEST = 0
-runpy.run_module("extension.standalone", run_name="__main__", alter_sys=True)
+sys.exit(main())
 """
 """As `python -m extension.standalone`, but for the priority of the search for copies, which waited for the tests."""
 SMALL = Path(__file__).with_name("small_page.html")
