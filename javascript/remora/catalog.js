@@ -152,7 +152,9 @@ export class Catalog {
      */
     fileAt(path) {
         const sought = `/${path.replaceAll("\\", "/").replace(SUFFIX, "")}`;
-        const same = this.byName.get(sought.slice(sought.lastIndexOf("/") + 1)) ?? [];
+        // a file of PEFT or diffusers has the name of its folder, or of the folder of its components
+        const names = new Set(sought.split("/").slice(-3));
+        const same = [...names].flatMap((name) => this.byName.get(name) ?? []);
         const inside = same.filter(({file}) => sought.endsWith(`/${file}`));
         // of files in folders and in folders inside, the path of all the folders tells
         const most = Math.max(...inside.map(({file}) => file.length));

@@ -177,8 +177,16 @@ test("a name means a file where one alone has it", () => {
 
 test("a path means the file with the longest end of it, a shorter one where one file alone has it", () => {
     const files = ["ink", "a/ink", "b/a/ink", "a/fur", "b/old", "c/old"];
-    const catalog = catalogOf(...files.map((file) => lora(file.slice(file.lastIndexOf("/") + 1), {id: file, file})));
+    const catalog = catalogOf(
+        ...files.map((file) => lora(file.slice(file.lastIndexOf("/") + 1), {id: file, file})),
+        ...["dog/adapter_model", "a/owl/unet/adapter_model"].map((file) => {
+            return lora(file.startsWith("dog") ? "dog" : "owl", {id: file, file}); // as PEFT saves them
+        }),
+    );
     const cases = {
+        "/models/Lora/dog/adapter_model.safetensors": "dog/adapter_model",
+        "/models/Lora/a/owl/unet/adapter_model.safetensors": "a/owl/unet/adapter_model",
+        "/models/Lora/a/owl/text_encoder/adapter_model.safetensors": undefined,
         "/models/Lora/ink.safetensors": "ink",
         "/models/Lora/a/ink.safetensors": "a/ink",
         "C:\\models\\Lora\\b\\a\\ink.SAFETENSORS": "b/a/ink",
