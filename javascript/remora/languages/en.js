@@ -199,9 +199,9 @@ export const ENGLISH = /** @type {const} */ ({
     "stack.refused":
         "Another page or program has changed “Always on” since this page read it. The list below has that change, and your change is not saved.",
     "stack.useMine": "Use mine",
-    "stack.useMineHint": "Save my change in place of the other one",
+    "stack.useMineHint": "Use mine: save my change in place of the other one",
     "stack.forgetMine": "Forget mine",
-    "stack.forgetMineHint": "Forget my change",
+    "stack.forgetMineHint": "Forget mine: forget my change",
     "stack.others": "Others in the latest picture",
     "stack.othersLabel": "Other LoRA of the latest picture",
     "stack.prompts": "Prompt that is shown",

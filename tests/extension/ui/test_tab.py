@@ -846,12 +846,12 @@ def test_a_stack_that_another_page_changed_meanwhile_is_not_written_over(tab: Ta
     tab.row("stripes", "Always on").wait_for()
     assert kept(served) == theirs
     if mine:
-        notice.get_by_role("button", name="Save my change in place of the other one").click()
+        notice.get_by_role("button", name="Use mine: save my change in place of the other one").click()
         tab.saved()
         assert [(one["name"], one["unet"]) for one in kept(served)["entries"]] == [("zorp", 0.5)]
         tab.row("stripes", "Always on").wait_for(state="detached")
     else:
-        notice.get_by_role("button", name="Forget my change").click()
+        notice.get_by_role("button", name="Forget mine: forget my change").click()
         tab.page.wait_for_timeout(400)
         assert kept(served) == theirs
     notice.wait_for(state="detached")
