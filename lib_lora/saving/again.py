@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import FileError, check_path, listed, printed
 from ..files.file import AdapterFile
 from ..files.reading import Reading
+from ..files.sources import component_files
 from ..naming.blocks import BlockWeights, Element
 from ..stack import Entry, Stack
 from ..strengths.strength import Moment, Strength
@@ -25,7 +26,7 @@ from .merging import Combination
 from .model_files import ModelFiles
 from .new_file import DTYPES, FileChoices, SavedFile
 from .provenance import HEADER, digest
-from .skeletons import model_for
+from .skeletons import model_for, parsed_files
 from .stack_file import SaveOptions, choices_of, save_constant
 
 
@@ -94,7 +95,7 @@ def _way(
         drawn, size = (_combination(made), made["rounding"], made["seed"]), made.get("shard_size")
         return partial(bake_into, former, path, stack, moment, *drawn, made["title"], shard_size=size, replace=replace)
     choices = _choices(made, replace=replace)
-    sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
+    sources = [] if components is not None else [file for one in stack for file in parsed_files(Path(one.path))]
     call = "save_again(saved, path, {}, folders)"
     model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")
     return partial(save_constant, stack, model, path, choices, moment, made["title"], made.get("base_sha256"))
@@ -123,7 +124,7 @@ def _entry(said: Mapping[str, Any], path: Path) -> Entry:
 def _found(saved: Path, folders: Sequence[Path], name: str, sha256: str) -> Path:
     there = [folder / name for folder in folders if Path(name).name == name and os.path.lexists(folder / name)]
     for one in there:
-        if one.is_file() and digest(one) == sha256:
+        if (one.is_file() or component_files(one)) and digest(one) == sha256:
             return one
     raise _missing(saved, folders, name, there)
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..errors import ArgumentError, StackError, check_path, listed, shown
-from ..files.file import AdapterFile
 from ..stack import Entry, Stack
 from ..strengths.strength import Moment
 from .merging import Combination
 from .new_file import FileChoices, SavedFile
 from .provenance import constant_stack
-from .skeletons import model_for, model_is_asked_for
+from .skeletons import model_for, model_is_asked_for, parsed_files
 from .stack_file import choices_of, save_constant
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def save_files(
     negative: bool | None = None,
 ) -> SavedFile:
     """Write the files of a stack as one, also without the model where they tell its layers; raise as `save_stack`."""
-    sources = [AdapterFile.open(Path(one.path)) for one in stack] if components is None else []
+    sources = [] if components is not None else [file for one in stack for file in parsed_files(Path(one.path))]
     call = "combine_files(files, path, components={})"
     model = model_for(components, sources, call, needs_dots=choices.spelling != "kohya")
     with model_is_asked_for(Path(stack.entries[0].path), where=components is None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -18,7 +18,7 @@ from ..stack import Entry, Stack
 from ..strengths.strength import Strength, checked
 from .new_file import ROUNDING, SavedFile
 from .provenance import constant_stack
-from .skeletons import model_for, model_is_asked_for
+from .skeletons import model_for, model_is_asked_for, parsed_files
 from .stack_file import choices_of, save_constant
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def convert_file(
     """Write another form of one file, without layers that change nothing.
 
     Args:
-        source: the file.
+        source: the file, or the folder of several components.
         path: of the new one.
         strength: which the new file has at strength 1.
         text_encoders: whether layers of text encoders are kept, dropped, or the only ones that are kept.
@@ -62,12 +62,12 @@ def convert_file(
         check_path(one, "convert_file('large.safetensors', 'small.safetensors', rank=16)")
     check_choice(text_encoders, get_args(TextEncoders), "text_encoders")
     checked(strength)
-    file = AdapterFile.open(Path(source))
-    choices = choices_of({"dtype": _dtype_of(file), **options})
+    files = parsed_files(source := Path(source))
+    choices = choices_of({"dtype": _dtype_of(one.file for one in files), **options})
     call = "convert_file(source, path, components={})"
-    model = model_for(components, [file], call, needs_dots=choices.spelling != "kohya")
-    entry = Entry(file.path, _strength(strength, model, text_encoders, texts(blocks, "blocks")))
-    with model_is_asked_for(file.path, where=components is None):
+    model = model_for(components, files, call, needs_dots=choices.spelling != "kohya")
+    entry = Entry(source, _strength(strength, model, text_encoders, texts(blocks, "blocks")))
+    with model_is_asked_for(source, where=components is None):
         return save_constant(constant_stack(Stack([entry]), model, None, None, None), model, path, choices)
 
 
@@ -79,7 +79,7 @@ def _strength(number: float, model: Collection[str], text_encoders: TextEncoders
     return Strength(dict.fromkeys(kept, number), blocks=BlockWeights(None, rules) if blocks else None)
 
 
-def _dtype_of(file: AdapterFile) -> torch.dtype:
-    """Return the widest dtype of its matrices that a new file may have."""
-    own = {info.dtype for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
+def _dtype_of(files: Iterable[AdapterFile]) -> torch.dtype:
+    """Return the widest dtype of the matrices of files that a new file may have."""
+    own = {info.dtype for file in files for info in file.infos.values() if len(info.shape) > 1} & ROUNDING.keys()
     return min(own, key=ROUNDING.__getitem__, default=torch.float32)

@@ -21,6 +21,7 @@ from ..files.components import is_denoiser
 from ..files.file import AdapterFile
 from ..files.formats import base_model
 from ..files.reading import open_regular, with_sidecar
+from ..files.sources import component_files
 from ..stack import Entry, Stack
 from ..strengths.regions import ALL_PLACES
 from ..strengths.strength import Moment, Strength, strengths_by_image
@@ -107,14 +108,15 @@ def recipe_of(stack: Stack, moment: Moment | None, choices: Mapping[str, object]
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file; of a folder of several components, that of all its files in their order."""
     found = hashlib.sha256()
-    try:
-        with open_regular(path) as stream:
-            while block := stream.read(1 << 20):
-                found.update(block)
-    except OSError as error:
-        raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
+    for one in component_files(path).values() or [path]:
+        try:
+            with open_regular(one) as stream:
+                while block := stream.read(1 << 20):
+                    found.update(block)
+        except OSError as error:
+            raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
     return found.hexdigest()
 
 

@@ -12,8 +12,10 @@ from torch import nn
 from ..errors import ComponentError, FileError, NoMatchError
 from ..files.components import DENOISER, TEXT_ENCODER, is_denoiser
 from ..files.file import AdapterFile
+from ..files.sources import component_files
 from ..inspection.skeleton import skeleton
 from ..naming.index import check_named
+from ..naming.network import each_part
 from ..naming.parsed import Group, ParsedFile
 
 _MODEL = "give the model that the file is for"
@@ -24,8 +26,15 @@ _UNET = re.compile(r"(down|up|mid|input|output|middle)_blocks?[._]")
 _MATRIX = 2  # dimensions
 
 
+def parsed_files(path: Path) -> list[ParsedFile]:
+    """Return a file taken apart; of a folder of several components, those of its files that can be used."""
+    if component_files(path):
+        return list(each_part(path, lambda parsed: parsed)[0].values())
+    return [ParsedFile(AdapterFile.open(path))]
+
+
 def model_for(
-    components: Mapping[str, nn.Module] | None, files: Sequence[AdapterFile], call: str, *, needs_dots: bool
+    components: Mapping[str, nn.Module] | None, files: Sequence[ParsedFile], call: str, *, needs_dots: bool
 ) -> Mapping[str, nn.Module]:
     """Return the model that the user gives to a call, else layers on meta of the shapes and names in files.
 
@@ -35,7 +44,7 @@ def model_for(
     if components is not None:
         check_named(components, call)
         return components
-    parsed = [(file, [one for one in ParsedFile(file).groups if one.recipe is not None]) for file in files]
+    parsed = [(one.file, [group for group in one.groups if group.recipe is not None]) for one in files]
     every = [one for _, own in parsed for one in own]
     named = [one.component for one in every if one.component not in (None, DENOISER) and is_denoiser(one.component)]
     usual = "unet" if any(_UNET.match(one.module) for one in every) else "transformer"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lib_lora import Engine, Entry, FileError, Stack, inspect_file, load_network
@@ -17,6 +17,7 @@ from lib_lora.__main__ import main
 from lib_lora.inspection.layers import layers_of
 from lib_lora.inspection.measures import measure
 from lib_lora.inspection.sketches import compare, sketch
+from lib_lora.saving import combine_files, convert_file, save_again
 from tests.fakes.files import by_component, save
 
 CONFIGS = {
@@ -67,8 +68,6 @@ def write(folder, said: Mapping[str, object], seed: int) -> None:
 
 def definition(folder, component: str, name: str, weight: torch.Tensor) -> torch.Tensor:
     """Compute the change of a weight in float64 by PEFT's definition."""
-    from safetensors.torch import load_file
-
     said, tensors = CONFIGS[component], load_file(folder / component / "adapter_model.safetensors")
     down, up = (tensors[f"base_model.model.{name}.lora_{one}.weight"].double() for one in "AB")
     alpha = said.get("alpha_pattern", {}).get(name, said["lora_alpha"])
@@ -214,6 +213,24 @@ def test_a_part_that_cannot_be_measured_is_told(both, capsys):
     inspected, told = capsys.readouterr().out.split("WARNING: its text_encoder is not used: it is truncated")[1:]
     assert "layers        1" in inspected
     assert "energy      unet 100.0%" in told
+
+
+def test_a_folder_is_saved_in_another_form_and_combined_as_the_file_with_the_same_factors(both):
+    folder, place = both[0], both[0].parent
+    saved = [convert_file(path, place / f"{path.stem} 1.safetensors", strength=0.5) for path in both]
+    parts = [load_file(one.path) for one in saved]
+    assert len(parts[0]) == 6  # two factors and an alpha of each layer
+    assert all(torch.equal(one, parts[1][key]) for key, one in parts[0].items())
+    again = save_again(saved[0].path, place / "again.safetensors", None, [place])
+    assert again.path.read_bytes() == saved[0].path.read_bytes()
+    sums = [combine_files([path, saved[1].path], place / f"{path.stem} 2.safetensors") for path in both]
+    assert all(torch.equal(one, load_file(sums[1].path)[key]) for key, one in load_file(sums[0].path).items())
+    (folder / "text_encoder" / "adapter_model.safetensors").write_bytes(b"")
+    left = convert_file(folder, place / "left.safetensors")
+    assert [layer.component for layer in left.layers] == ["unet"]
+    assert any("its text_encoder is not used: it is empty" in note for note in left.notes)
+    with pytest.raises(FileError, match="its source sks is missing: .* is another one by now"):
+        save_again(saved[0].path, place / "again.safetensors", None, [place], replace=True)
 
 
 def test_the_command_line_takes_a_folder(both, capsys):
