@@ -1113,7 +1113,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         httpx.put(f"{served.url}/remora/v1/preset", params=mine, json={"text": "<lora:zorp:1>"}).raise_for_status()
         Tab(page).pane("Stack")
         page.get_by_role("button", name="Presets").click()
-        page.get_by_role("button", name="LoRA, prompt and settings of mine").click()
+        page.get_by_role("button", name="Details: LoRA, prompt and settings of mine").click()
         with page.expect_download() as file:
             page.get_by_role("link", name="Save as file").click()
         assert file.value.suggested_filename == "mine.remora.json"
