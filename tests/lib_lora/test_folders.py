@@ -229,7 +229,7 @@ def test_a_folder_is_saved_in_another_form_and_combined_as_the_file_with_the_sam
     left = convert_file(folder, place / "left.safetensors")
     assert [layer.component for layer in left.layers] == ["unet"]
     assert any("its text_encoder is not used: it is empty" in note for note in left.notes)
-    with pytest.raises(FileError, match="its source sks is missing: .* is another one by now"):
+    with pytest.raises(FileError, match=r"its source sks is missing: .* is another one by now"):
         save_again(saved[0].path, place / "again.safetensors", None, [place], replace=True)
 
 
