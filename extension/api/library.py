@@ -189,7 +189,7 @@ class Library:
             catalog.hashes.later(file)
         return {
             **listed(row),
-            "path": str(file.path),
+            "path": str(file.source),
             "description": notes.description,
             "problems": [*notes.problems, *problems],
             "kinds": dict(row.facts.structure.kinds) if row.facts is not None else {},

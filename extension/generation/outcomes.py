@@ -202,8 +202,9 @@ def of_active(active: Active, place: Place, report: ActivationReport, index: int
     """Return the outcome of a tag whose LoRA is the entry of the report with this index."""
     state = state_at(report, index)
     reason = "" if state == "applied" else _why_not_whole(report, index)
-    is_set_so = report.without_effect(index)
-    advice = {"applied": "", "failed": _LOWER}.get(state, _SET if is_set_so else _FITTING)
+    misfits = report.entries[index].unused or report.entries[index].hit != report.entries[index].layers
+    of_part = _SET if report.without_effect(index) else _FITTING if misfits else ""  # a fault says what to do
+    advice = {"applied": "", "failed": _LOWER}.get(state, of_part)
     sentence = "; ".join(sentences_on(active.name, report, index))
     warning = "; ".join(filter(None, [active.report.doubt, report.unlimited.get(index)]))
     images = active.places[place]

@@ -623,6 +623,7 @@ def test_a_lora_of_several_components_is_checked_whole_and_says_which_it_misses(
         runner.studio.session.catalog.refresh()
         whole = until_done(ask, "/check", name="sks")["result"]
         assert (set(whole["components"]), whole["faults"]) == ({"text_encoder", "unet"}, [])
+        assert ask("GET", "/lora", params={"name": "sks"})["path"] == str(folder), "not one of its two files"
         assert len(until_done(ask, "/check/stack", tags="<lora:sks:1><lora:night:1>")["ids"]) == 2
         (folder / "text_encoder" / "adapter_model.safetensors").write_bytes(b"")
         half = until_done(ask, "/check", name="sks")["result"]

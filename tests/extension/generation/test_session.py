@@ -161,6 +161,7 @@ def test_a_lora_of_several_components_is_applied_by_one_tag(setup: Setup) -> Non
     (outcome,) = setup.session.outcomes
     sentence = "its text_encoder is not used: it is empty (0 bytes); download it again"
     assert (outcome.state, outcome.reason, outcome.sentence) == ("partly", sentence, f"sks: {sentence}")
+    assert not outcome.advice, "another model would not help"
 
 
 @pytest.mark.parametrize("tags", [[Tag("zorp")], []], ids=["with LoRA", "without"])

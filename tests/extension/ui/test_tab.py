@@ -854,12 +854,12 @@ def test_a_stack_that_another_page_changed_meanwhile_is_not_written_over(tab: Ta
     tab.row("stripes", "Always on").wait_for()
     assert kept(served) == theirs
     if mine:
-        notice.get_by_role("button", name="Save my change in place of the other one").click()
+        notice.get_by_role("button", name="Use mine: save my change in place of the other one").click()
         tab.saved()
         assert [(one["name"], one["unet"]) for one in kept(served)["entries"]] == [("zorp", 0.5)]
         tab.row("stripes", "Always on").wait_for(state="detached")
     else:
-        notice.get_by_role("button", name="Forget my change").click()
+        notice.get_by_role("button", name="Forget mine: forget my change").click()
         tab.page.wait_for_timeout(400)
         assert kept(served) == theirs
     notice.wait_for(state="detached")
@@ -1121,7 +1121,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         httpx.put(f"{served.url}/remora/v1/preset", params=mine, json={"text": "<lora:zorp:1>"}).raise_for_status()
         Tab(page).pane("Stack")
         page.get_by_role("button", name="Presets").click()
-        page.get_by_role("button", name="LoRA, prompt and settings of mine").click()
+        page.get_by_role("button", name="Details: LoRA, prompt and settings of mine").click()
         with page.expect_download() as file:
             page.get_by_role("link", name="Save as file").click()
         assert file.value.suggested_filename == "mine.remora.json"
