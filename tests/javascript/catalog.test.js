@@ -177,7 +177,12 @@ test("a name means a file where one alone has it", () => {
 
 test("a path means the file with the longest end of it, a shorter one where one file alone has it", () => {
     const files = ["ink", "a/ink", "b/a/ink", "a/fur", "b/old", "c/old"];
-    const named = {dog: "dog/unet/adapter_model", "pytorch lora": "pytorch lora/pytorch_lora_weights", a: "a/a", owl: "a/owl/unet/adapter_model"};
+    const named = {
+        dog: "dog/unet/adapter_model",
+        "pytorch lora": "pytorch lora/pytorch_lora_weights",
+        a: "a/a",
+        owl: "a/owl/unet/adapter_model",
+    };
     const catalog = catalogOf(
         ...files.map((file) => lora(file.slice(file.lastIndexOf("/") + 1), {id: file, file})),
         ...Object.entries(named).map(([name, file]) => lora(name, {id: name, file})),
