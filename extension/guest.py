@@ -84,7 +84,8 @@ class Guest(Remora):
             told = batch.seeds, batch.at, apart, batch.steps, batch.goes_on
             activation = self._session.begin_batch(images, wanted, besides, *told)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
-            activation = self._session.passes.latest = replace(activation, notes=notes)
+            advice = activation.advice_on(batch.without, batch.advice)
+            activation = self._session.passes.latest = replace(activation, notes=notes, advice=advice)
         except BaseException as error:
             if not self._session.failed:
                 self._session.failed = (TagOutcome.of_all(f"{type(error).__name__}: {error}"),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ class Activation:
     """One sentence for each tag that fits several files."""
     text_keys: tuple[Hashable, ...] = ((),)
     """For each image, a key of what changes the text encoders' output."""
+    advice: Mapping[int, str] = field(default_factory=dict)
+    """Position of each LoRA without effect because of the web UI -> what to do."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
     """Position -> file of the always-on LoRA that are active for some image."""
 
@@ -44,7 +46,7 @@ class Activation:
     def outcomes(self) -> tuple[TagOutcome, ...]:
         """Return what became of each tag in this pass."""
         acting = [
-            of_active(one, place, self.report, index)
+            of_active(one, place, self.report, index, self.advice.get(index, ""))
             for index, of_entry in enumerate(self.active)
             for one in of_entry.parts
             for place in one.places
@@ -64,7 +66,8 @@ class Activation:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return one sentence per LoRA of doubtful effect, and one on layers that were never called."""
-        found = [text for i, one in enumerate(self.active) for text in sentences_on(one.name, self.report, i)]
+        told = [(sentences_on(one.name, self.report, i), self.advice.get(i)) for i, one in enumerate(self.active)]
+        found = [f"{text}; {advice}" if advice else text for texts, advice in told for text in texts]
         unexpected = self.report.lost or any(not one.expected for one in self.report.uncalled)
         return (*found, *([self.report.silence] if unexpected else []))
 
@@ -77,6 +80,10 @@ class Activation:
     def images(self) -> int:
         """Return how many images have LoRA of their own."""
         return len(self.text_keys)
+
+    def advice_on(self, components: Collection[str], advice: str) -> Mapping[int, str]:
+        """Return the advice for each LoRA that changes nothing but components which the web UI leaves alone."""
+        return {i: advice for i in self.report.idle if advice and self.active[i].report.components.issubset(components)}
 
     def far_off(self, steps: int | None, cfg: float | None) -> tuple[str, ...]:
         """Return one sentence for each distilled LoRA that was made for other steps or another CFG scale.

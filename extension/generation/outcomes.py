@@ -198,17 +198,20 @@ def resting(tag: Tag, place: Place, made: Set[str]) -> TagOutcome:
     return TagOutcome(place, tag.name, "waiting", reason, advice, f"{tag.name} has had no effect: {reason}")
 
 
-def of_active(active: Active, place: Place, report: ActivationReport, index: int) -> TagOutcome:
-    """Return the outcome of a tag whose LoRA is the entry of the report with this index."""
+def of_active(active: Active, place: Place, report: ActivationReport, index: int, advice: str = "") -> TagOutcome:
+    """Return the outcome of a tag whose LoRA is the entry of the report with this index.
+
+    The advice takes the place of the usual one; it is empty if there is no other.
+    """
     state = state_at(report, index)
     reason = "" if state == "applied" else _why_not_whole(report, index)
     misfits = report.entries[index].unused or report.entries[index].hit != report.entries[index].layers
     of_part = _SET if report.without_effect(index) else _FITTING if misfits else ""  # a fault says what to do
-    advice = {"applied": "", "failed": _LOWER}.get(state, of_part)
-    sentence = "; ".join(sentences_on(active.name, report, index))
+    usual = {"applied": "", "failed": _LOWER}.get(state, of_part)
+    sentence = "; ".join(filter(None, [*sentences_on(active.name, report, index), advice]))
     warning = "; ".join(filter(None, [active.report.doubt, report.unlimited.get(index)]))
     images = active.places[place]
-    return TagOutcome(place, active.name, state, reason, advice, sentence, False, warning, images, active)
+    return TagOutcome(place, active.name, state, reason, advice or usual, sentence, False, warning, images, active)
 
 
 def state_at(report: ActivationReport, index: int) -> State:

@@ -66,6 +66,8 @@ class Batch:
     """The multiplier of a tag without a number."""
     without: frozenset[str] = frozenset()
     """Components that LoRA do not change this time."""
+    advice: str = ""
+    """What the user does to have them changed; empty if nothing is known."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Remora's settings that have another value this time, by key."""
     seeds: tuple[int, ...] = ()

@@ -48,6 +48,7 @@ _ADAPTABLE = (
 _BATCH = "remora_batch"  # the arguments of the first pass of its present batch
 _PLACE = "remora_place"  # the batch, and the image in it, that the detailer changes
 _NOT_OURS = "whose layers Remora cannot change: the web UI's own LoRA gets the tags"
+_TO_TEXT_ENCODERS = "turn on “LoRA native apply to text encoder” in SD.Next's settings"
 _DIGITS = 8  # of a hash in a parameters text
 _NEGATIVE = ("negative_prompts", "negative_prompts_2")  # arguments of a pass
 
@@ -226,7 +227,8 @@ class SDNextHost(WebUIHost):
         left_alone = [*exclude, *(name for name in _ADAPTABLE if include and name not in include)]
         try:
             default = float(shared().opts.data.get("extra_networks_default_multiplier", 1.0))
-            outcome = self.remora.batch(replace(batch_of(p, images, left_alone, at), default=default))
+            advice = _TO_TEXT_ENCODERS if "text_encoder" in exclude else ""
+            outcome = self.remora.batch(replace(batch_of(p, images, left_alone, at), default=default, advice=advice))
         except BaseException:
             shared().state.end()  # the host would count the job as running for ever
             raise

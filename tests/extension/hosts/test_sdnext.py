@@ -21,6 +21,7 @@ from extension.guest import Guest
 from extension.hosts.sdnext import SDNextHost
 from extension.standalone.demo import Demo
 from lib_lora import LoraError
+from tests.fakes.files import pair, save
 from tests.fakes.quantized.nunchaku import SVDQW4A4Linear
 from tests.fakes.webui import sdnext as fake
 from tests.fakes.webui.sdnext_lora import BASE_OF_SVD, LaterLora, ParallelHead, SDNQLinear, network
@@ -247,6 +248,27 @@ def test_lora_apply_te_is_honoured(setup: Setup) -> None:
     only_unet = setup.picture("x<lora:zorp:te=0:unet=0.8>", **TEXT)
     assert torch.equal(setup.picture(f"x{A}"), only_unet)
     assert not torch.equal(setup.picture(f"x{A}", **TEXT), only_unet)
+
+
+def test_a_lora_of_text_encoders_alone_says_which_setting_leaves_it_out(setup: Setup) -> None:
+    own = setup.web.pipe.text_encoder.named_modules()
+    layer = next(one for name, one in own if name.endswith("encoder.layers.0.self_attn.q_proj"))
+    key = "lora_te_text_model_encoder_layers_0_self_attn_q_proj"
+    save(setup.loras / "words.safetensors", pair(key, tuple(layer.weight.shape), 2, size=0.5))
+    setup.session.catalog.refresh()
+    plain = setup.picture("x")
+    assert torch.equal(setup.picture("x<lora:words:1>"), plain)
+    (outcome,) = setup.session.outcomes
+    turn = "turn on “LoRA native apply to text encoder” in SD.Next's settings"
+    assert (outcome.state, outcome.advice) == ("none", turn)
+    assert outcome.sentence.endswith(f"which are in text_encoder; {turn}")
+    assert outcome.sentence in setup.session.warnings()
+    setup.picture(f"x{A}")
+    assert setup.session.outcomes[0].state == "applied"
+    setup.picture("x<lora:words:1>", **TEXT)
+    assert setup.session.outcomes[0].state == "applied"
+    setup.picture("x<lora:words:te=0:unet=1>", **TEXT)
+    assert "turn on" not in setup.session.outcomes[0].advice
 
 
 def test_a_tag_without_a_multiplier_has_the_hosts_default(setup: Setup) -> None:
