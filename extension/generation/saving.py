@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lib_lora import LoraError, Moment, Stack
+from lib_lora import LoraError, Moment, Stack, inspect_file
 
 from ..text.prompt import PromptError, parse
 from ..text.tag import ALWAYS, Rule, Tag
@@ -118,6 +118,8 @@ def as_file(
         except LoraError as error:
             if model is not None:
                 raise
+            for entry in stack:
+                inspect_file(entry.path)  # what is wrong with a file itself is told as it is
             text = f"no model that it is for is loaded, and it cannot be saved without: {error}"
             raise SaveError(text) from error
 

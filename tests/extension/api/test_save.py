@@ -224,6 +224,10 @@ def test_without_a_model_files_that_tell_their_layers_are_saved(
     assert saved(ask, name="alone", tags=["<lora:stripes:0.8>", "<lora:night:0.5>"])["error"] < 1e-5
     ask("POST", "/save", json={"name": "dora", "tags": ["<lora:stars:1>"]})
     assert ended(ask)["problem"].startswith("no model that it is for is loaded, and it cannot be saved without: ")
+    (folder / "cut.safetensors").write_bytes((folder / "stars.safetensors").read_bytes()[:-9])
+    runner.studio.session.catalog.refresh()
+    ask("POST", "/save", json={"name": "dora", "tags": ["<lora:cut:1>"]})
+    assert ended(ask)["problem"].startswith("cut.safetensors: it is truncated or damaged")
     assert not (folder / "dora.safetensors").exists()
 
 
