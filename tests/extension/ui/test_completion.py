@@ -328,6 +328,7 @@ class Clock:
 
 
 @pytest.mark.quick
+@pytest.mark.long  # other programs make a key slow, too
 def test_a_key_takes_no_frame_among_ten_thousand_files(served: Served, browser: Any) -> None:
     answer = many(served)
     with opened_small(served, browser, lambda page: page.route("**/remora/v1/loras?*", answer)) as page:
