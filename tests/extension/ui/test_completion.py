@@ -327,7 +327,6 @@ class Clock:
         return 1000 * float(sum(told[f"{part}Duration"] for part in parts or ("Script", "Layout", "RecalcStyle")))
 
 
-@pytest.mark.quick
 @pytest.mark.long  # other programs make a key slow, too
 def test_a_key_takes_no_frame_among_ten_thousand_files(served: Served, browser: Any) -> None:
     answer = many(served)
