@@ -1300,6 +1300,7 @@ export const ENGLISH = /** @type {const} */ ({
     "said.lower": "lower its strength",
     "said.fitting": "use a file that was made for this model, to have all of it",
     "said.set": "change the strength, the schedule or the region in the tag",
+    "said.setTextEncoders": "turn on “LoRA native apply to text encoder” in SD.Next's settings",
 
     // refused requests
     "said.login": "log in on the web UI's page first",
