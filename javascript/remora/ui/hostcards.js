@@ -337,8 +337,12 @@ function Choices({tab, lora, choices, button, close}) {
         menu.showPopover();
         place(menu, button);
         items()[0]?.focus();
-        const {host} = /** @type {ShadowRoot} */ (button.getRootNode());
-        const leave = (/** @type {Event} */ {target}) => /** @type {Node} */ (target).contains(host) && close();
+        const {left, top} = button.getBoundingClientRect();
+        const leave = () => {
+            const now = button.getBoundingClientRect();
+            // a page that scrolled before the click says so after it
+            if (now.left !== left || now.top !== top) close();
+        };
         document.addEventListener("scroll", leave, true);
         return () => document.removeEventListener("scroll", leave, true);
     }, []);
