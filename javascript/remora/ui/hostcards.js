@@ -374,14 +374,17 @@ function Choices({tab, lora, choices, button, close}) {
 }
 
 /**
- * Put the menu below its button, or above it where there is no room.
+ * Put the menu below its button, or above it where there is no room. On a phone, a page that is wider than the screen is
+ * seen in part.
  * @param {HTMLElement} menu
  * @param {HTMLElement} button
  */
 function place(menu, button) {
     const {left, top, bottom} = button.getBoundingClientRect();
     const {offsetWidth: width, offsetHeight: height} = menu;
-    const isBelow = bottom + height + EDGE <= innerHeight || top < height + EDGE;
-    menu.style.left = `${Math.max(EDGE, Math.min(left, innerWidth - EDGE - width))}px`;
+    const seen = /** @type {VisualViewport} */ (window.visualViewport);
+    const [first, last] = [seen.offsetLeft + EDGE, seen.offsetLeft + seen.width - EDGE];
+    const isBelow = bottom + height + EDGE <= seen.offsetTop + seen.height || top - seen.offsetTop < height + EDGE;
+    menu.style.left = `${Math.max(first, Math.min(left, last - width))}px`;
     menu.style.top = `${isBelow ? bottom + 2 : top - height - 2}px`;
 }
