@@ -337,8 +337,12 @@ function Choices({tab, lora, choices, button, close}) {
         menu.showPopover();
         place(menu, button);
         items()[0]?.focus();
-        const {host} = /** @type {ShadowRoot} */ (button.getRootNode());
-        const leave = (/** @type {Event} */ {target}) => /** @type {Node} */ (target).contains(host) && close();
+        const {left, top} = button.getBoundingClientRect();
+        const leave = () => {
+            const now = button.getBoundingClientRect();
+            // a page that scrolled before the click says so after it
+            if (now.left !== left || now.top !== top) close();
+        };
         document.addEventListener("scroll", leave, true);
         return () => document.removeEventListener("scroll", leave, true);
     }, []);
@@ -370,14 +374,17 @@ function Choices({tab, lora, choices, button, close}) {
 }
 
 /**
- * Put the menu below its button, or above it where there is no room.
+ * Put the menu below its button, or above it where there is no room. On a phone, a page that is wider than the screen is
+ * seen in part.
  * @param {HTMLElement} menu
  * @param {HTMLElement} button
  */
 function place(menu, button) {
     const {left, top, bottom} = button.getBoundingClientRect();
     const {offsetWidth: width, offsetHeight: height} = menu;
-    const isBelow = bottom + height + EDGE <= innerHeight || top < height + EDGE;
-    menu.style.left = `${Math.max(EDGE, Math.min(left, innerWidth - EDGE - width))}px`;
+    const seen = /** @type {VisualViewport} */ (window.visualViewport);
+    const [first, last] = [seen.offsetLeft + EDGE, seen.offsetLeft + seen.width - EDGE];
+    const isBelow = bottom + height + EDGE <= seen.offsetTop + seen.height || top - seen.offsetTop < height + EDGE;
+    menu.style.left = `${Math.max(first, Math.min(left, last - width))}px`;
     menu.style.top = `${isBelow ? bottom + 2 : top - height - 2}px`;
 }

@@ -165,6 +165,36 @@ def test_a_badge_says_fit_and_strength_and_its_menu_works_by_keyboard(served: Se
             page.wait_for_function("document.activeElement.id === 'remora-tab'")  # the badge is out of sight
 
 
+def test_a_menu_stays_until_its_badge_moves(served: Served, browser: Any) -> None:
+    scrolled = """async opens => {
+        const list = at("txt2img_lora_cards");
+        const told = new Promise(done => list.addEventListener("scroll", done, {once: true}));
+        list.scrollTop += 20;
+        if (opens) list.querySelector("[data-name=night] > span:last-child").shadowRoot.querySelector("button").click();
+        await told;
+    }"""
+    with cards_of(served, browser, "a1111", viewport={"width": 390, "height": 800}) as cards:
+        page = cards.show().page
+        cards.badge("night").wait_for()
+        page.evaluate(scrolled, True)
+        assert cards.menu.count() == 1, "the page scrolled before the click, and said so after it"
+        page.evaluate(scrolled, False)
+        cards.menu.wait_for(state="detached")
+
+
+def test_a_menu_is_on_the_screen_where_the_page_is_wider(served: Served, browser: Any) -> None:
+    phone = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
+    with cards_of(served, browser, "a1111", **phone) as cards:
+        page = cards.show().page
+        page.evaluate("document.querySelector('meta[name=viewport]').content = 'width=device-width, initial-scale=1'")
+        page.evaluate("document.body.style.width = '600px'")
+        page.wait_for_function("innerWidth > visualViewport.width", timeout=5000)
+        cards.badge("outline").click()
+        box = cards.menu.bounding_box()
+        right = page.evaluate("visualViewport.offsetLeft + visualViewport.width")
+        assert box["x"] + box["width"] <= right
+
+
 def test_cards_that_the_page_makes_anew_have_their_badges(served: Served, browser: Any) -> None:
     with cards_of(served, browser, "a1111") as cards:
         page = cards.show().page
