@@ -96,6 +96,7 @@ def cards_of(served: Served, browser: Any, host: str, **context: Any) -> Iterato
     with opened(served, browser, before, **context) as page:
         page.wait_for_function("window.remoraTab", timeout=LONG)
         yield Cards(page, served, host)
+        page.unroute_all(behavior="wait")  # an answer may be on its way
 
 
 @pytest.mark.parametrize("host", ["a1111", "sdnext", "list"])
