@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lib_lora import LoraError, Moment, Stack, inspect_file
+from lib_lora import LoraError, Moment, Stack
 
 from ..text.prompt import PromptError, parse
 from ..text.tag import ALWAYS, Rule, Tag
@@ -107,6 +107,7 @@ def as_file(
     Raises:
         LoraError: the options are invalid, or do not go together.
     """
+    from lib_lora import inspect_file
     from lib_lora.saving import choices_of, save_files
 
     choices_of(options, combination)
