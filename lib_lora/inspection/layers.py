@@ -153,7 +153,7 @@ class FileLayers:
     """A LoRA and its layers that can be measured."""
 
     files: tuple[ParsedFile, ...]
-    """One, or those of a folder that PEFT saved component by component."""
+    """Its file; of a folder that PEFT saved, the file of each component."""
     report: NetworkReport
     layers: tuple[FileLayer, ...]
     shapeless: tuple[tuple[AdapterFile, Group], ...]

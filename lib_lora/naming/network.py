@@ -444,7 +444,7 @@ def each_part(folder: Path, make: Callable[[ParsedFile], T]) -> tuple[dict[str, 
 
 
 def parsed_files(path: str | Path) -> list[ParsedFile]:
-    """Open a file, or those of a folder that PEFT saved component by component.
+    """Open a file; of a folder that PEFT saved component by component, the file of each component.
 
     Raises:
         FileError: it cannot be read, or no file of the folder.
