@@ -254,7 +254,6 @@ def test_a_page_without_the_hook_stays_as_it_is(served: Served, browser: Any) ->
         assert page.get_by_role("checkbox", name="Show fit").count() == 0
 
 
-@pytest.mark.quick
 @pytest.mark.long  # other programs make a page slow, too
 def test_only_cards_on_the_screen_are_touched_among_ten_thousand(served: Served, browser: Any) -> None:
     with cards_of(served, browser, "a1111") as cards:
